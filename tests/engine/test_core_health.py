@@ -14,7 +14,7 @@ from ppengine.protocol.place import Place
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(FOLLOWING, FOLLOWING)))
 def test_a_record_enters_only_phases_that_may_follow(before, after):
-    record = StageRecord(Place(2, 0), (0, 1), phase=before)
+    record = StageRecord(Place(2, 0), (0, 1), "stage 2", phase=before)
     if after in FOLLOWING[before]:
         record.transition(after)
         assert record.phase == after

@@ -113,7 +113,7 @@ def test_interpreter_that_cannot_start_leaves_no_descriptor(tmp_path: Path, monk
 
 def test_who_is_stopped_before_its_stages_are_there_tells_of_none(module_path: Path) -> None:
     executor = LocalExecutor("standins.stage")
-    executor.start(SimpleNamespace(run_dir=str(module_path), stages=2))  # type: ignore[arg-type]
+    executor.start(SimpleNamespace(run_dir=str(module_path), groups=Groups(2)))  # type: ignore[arg-type]
     executor.stop(0.0)
     assert executor.poll() == []
 
@@ -150,7 +150,7 @@ def test_a_fork_server_without_descriptors_says_so_and_another_one_forks(
 ) -> None:
     (module_path / "sleeper.py").write_text("import time\ndef main():\n    time.sleep(60)\n")
     executor = LocalExecutor("sleeper")
-    executor.start(SimpleNamespace(run_dir=str(tmp_path), stages=1))  # type: ignore[arg-type]
+    executor.start(SimpleNamespace(run_dir=str(tmp_path), groups=Groups(1)))  # type: ignore[arg-type]
     try:
         assert until(lambda: bool(executor.poll()), 30), "the first one is forked"
         server = executor._server

@@ -11,7 +11,9 @@ from ppengine.common.ring import DONE_NS, KIND, SEQ, Kind, Record, Row, in_ms
 from ppengine.protocol.snapshot import StreamInfo, Waiting
 
 MAX_PENDING = 64
-WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN})
+RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
+"""Operations that wait for another rank of the stage."""
+WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN}) | RANK_WAITS
 """Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
 _ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}

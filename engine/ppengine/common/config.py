@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ppengine.common.cluster import Cluster, be_node, bind
 from ppengine.common.curve import Socket
+from ppengine.common.groups import Groups
 from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind, words_for
@@ -54,7 +55,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How the model is cut. `partition`: layers of each stage, in order; None: so that the longest is shortest."""
 
     pipeline: Annotated[int, Meta(ge=1, le=256)] = 1
-    tensor: int = 1
+    tensor: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Tensor-parallel ranks of each stage, one process each."""
     partition: (
         Annotated[list[Annotated[int, Meta(ge=1, le=LAYERS_MOST)]], Meta(min_length=1, max_length=256)] | None
     ) = None
@@ -128,11 +130,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Threads that torch computes with on a CPU stage; None: cores divided by stages, at least 1."""
 
     def __post_init__(self) -> None:
-        """Check ranges, and refuse by name the settings that are not built yet."""
+        """Check ranges, and settings against each other."""
         _check_ranges(self, "")
         parallel = self.parallel
-        if parallel.tensor != 1:
-            raise ValueError(f"parallel.tensor is {parallel.tensor}; only 1 is built so far: raise parallel.pipeline")
         if parallel.partition is not None and len(parallel.partition) != parallel.pipeline:
             raise ValueError(
                 f"parallel.partition names {len(parallel.partition)} stages, parallel.pipeline is {parallel.pipeline}"
@@ -210,6 +210,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.layers)
+
+    @property
+    def groups(self) -> Groups:
+        """The places of the engine: a process each."""
+        return Groups(len(self.layers), self.profile.parallel.tensor)
 
     @staticmethod
     def load(path: Path) -> EngineConfig:

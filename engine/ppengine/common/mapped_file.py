@@ -24,3 +24,13 @@ def make(path: Path, size: int) -> mmap.mmap:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(descriptor)
+
+
+def open_for_reading(path: Path) -> mmap.mmap:
+    """Return the mapping of a file that another process of this user has made, for reading. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Writable, though it is only read: torch warns of memory that is not.
+        return mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)

@@ -41,6 +41,8 @@ class StageBudget:
     """Mapping granularity in blocks."""
     reserved: int | None = None
     """Blocks for which addresses are reserved; None: no such limit."""
+    name: str = ""
+    """Name for operators; empty: `stage` and the index."""
 
     def capacity(self, utilization: float) -> int:
         """Return the blocks that this stage could hold; 0 when not even its peak fits."""
@@ -83,7 +85,7 @@ def plan_memory(stages: Sequence[StageBudget], utilization: float) -> MemoryPlan
 class Shortage:
     """Why a number of blocks does not fit: the stage that is short by most, by how much, and what would do."""
 
-    stage: int
+    name: str
     short_bytes: int
     utilization: float | None
     """Smallest utilization, in hundredths, that fits; None: not even 1.0 does."""
@@ -92,7 +94,7 @@ class Shortage:
     def text(self) -> str:
         """One line for the operator."""
         what = "no utilization would fit" if self.utilization is None else f"at least {self.utilization:.2f} would fit"
-        return f"stage {self.stage} is short by {self.short_bytes} bytes; {what}"
+        return f"{self.name} is short by {self.short_bytes} bytes; {what}"
 
 
 def shortage(stages: Sequence[StageBudget], utilization: float, blocks: int) -> Shortage | None:
@@ -102,7 +104,7 @@ def shortage(stages: Sequence[StageBudget], utilization: float, blocks: int) -> 
     whole = _round_up(blocks, common_quantum(stages))
     missing = [stage.bytes_needed(whole) - limit_bytes(stage.total, utilization) for stage in stages]
     worst = max(range(len(stages)), key=missing.__getitem__)
-    return Shortage(worst, max(missing[worst], 0), utilization_needed(stages, blocks))
+    return Shortage(stages[worst].name or f"stage {worst}", max(missing[worst], 0), utilization_needed(stages, blocks))
 
 
 def utilization_needed(stages: Sequence[StageBudget], blocks: int) -> float | None:

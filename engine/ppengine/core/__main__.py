@@ -266,7 +266,7 @@ class Loop:
             self._steps.send_multipart([_identity(thread, place), encode(message)], NOBLOCK)
 
     def _start_stage(self, place: Place, generation: int) -> None:
-        message = StartStage(stage=place.stage, generation=generation)
+        message = StartStage(stage=place.stage, rank=place.rank, generation=generation)
         if self._supervisor:
             self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
         else:

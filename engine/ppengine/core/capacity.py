@@ -1,12 +1,12 @@
-"""The memory of all stages, in the form that the arithmetic of blocks needs."""
+"""The memory of all places, in the form that the arithmetic of blocks needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ppengine.common.memory_arithmetic import MemoryPlan, StageBudget, fewest_blocks, plan_memory, shortage
-from ppengine.protocol.steps import StageReady
+from ppengine.core.stage_records import Stages
+from ppengine.protocol.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +35,38 @@ class Demand:
 
 
 class Capacity:
-    """The memory of all stages, fixed by their profile runs."""
+    """The memory of all places, fixed by their profile runs."""
 
-    def __init__(self, ready: Iterable[StageReady], block_size: int, max_model_len: int) -> None:
-        stages = sorted(ready, key=lambda stage: (stage.stage, stage.rank))
+    def __init__(self, stages: Stages, block_size: int, max_model_len: int) -> None:
+        ready = stages.ready
+        groups = stages.groups
         self._budgets = [
             StageBudget(
-                stage.total_bytes, stage.peak_bytes, stage.block_bytes, stage.quantum_blocks, stage.reserved_blocks
+                each.total_bytes,
+                each.peak_bytes,
+                each.block_bytes,
+                each.quantum_blocks,
+                each.reserved_blocks,
+                groups.text(Place(each.stage, each.rank)),
             )
-            for stage in stages
+            for each in ready
         ]
-        self._devices = [(stage.device_uuid or stage.host, stage.device_uuid is not None) for stage in stages]
-        self._stages = [stage.stage for stage in stages]
-        self.block_bytes = sum(stage.block_bytes for stage in stages)
-        """Bytes of one block in all stages."""
+        self._devices = [(each.device_uuid or each.host, each.device_uuid is not None) for each in ready]
+        self._stages = [each.stage for each in ready]
+        self.block_bytes = sum(each.block_bytes for each in ready)
+        """Bytes of one block in all places."""
         self.least = fewest_blocks(max_model_len, block_size)
         """Fewest blocks, null block included, that hold one request of the model's length."""
-        self.host_blocks = min(stage.swap_blocks for stage in stages)
+        self.host_blocks = min(each.swap_blocks for each in ready)
         self._max_model_len = max_model_len
 
     def plan(self, utilization: float) -> MemoryPlan:
         """Return the blocks that `utilization` gives."""
         return plan_memory(self._budgets, utilization)
+
+    def binding(self, memory: MemoryPlan) -> str:
+        """Return the name of the place that sets the minimum of a plan."""
+        return self._budgets[memory.binding].name
 
     def refusal(self, utilization: float) -> str | None:
         """Return why not even one sequence fits at `utilization`; None if one does."""
@@ -74,7 +84,8 @@ class Capacity:
         for stage, budget, (device, card) in zip(self._stages, self._budgets, self._devices, strict=True):
             before = made.get(device, Demand(device, card, [], 0))
             more = before.bytes + blocks * budget.block_bytes
-            made[device] = Demand(device, card, [*before.stages, stage], more)
+            named = before.stages if stage in before.stages else [*before.stages, stage]
+            made[device] = Demand(device, card, named, more)
         return list(made.values())
 
     def utilization_of(self, blocks: int) -> float | None:

@@ -38,12 +38,11 @@ class Cordons:
         lines, figures, start = self._plan(verb)
 
         def begin(operation: Operation) -> None:
-            record = self._stages.leader(stage)
-            if not verb.undo:
-                record.cordon = record.cordon or PlacedCordon(command.by, command.reason, self._clock())
-            else:
-                record.cordon = None
+            if verb.undo:
+                self._stages.cordon(stage, None)
                 self._recovery.start(start)
+            elif self._stages.leader(stage).cordon is None:
+                self._stages.cordon(stage, PlacedCordon(command.by, command.reason, self._clock()))
             self._health.require().scheduler.batcher.cordon = self._stages.cordons
             self._operations.end(operation, "applied", "; ".join(lines), figures=figures)
 
@@ -64,7 +63,9 @@ class Cordons:
                 lines.append(f"stage {stage} is not restarted by itself while it is cordoned")
             return lines, figures, []
         others = ", ".join(
-            f"{other.name} stays {other.cordoned}" for other in self._stages if other.cordoned and other.stage != stage
+            f"stage {other.stage} stays {other.cordoned}"
+            for other in self._stages
+            if other.cordoned and other.stage != stage and not other.place.rank
         )
         lines = [others or f"start requests again, {new} wait"]
         kept = self._recovery.kept_down(stage)

@@ -101,7 +101,7 @@ class Engine:
         happened, note = self._happened, self._note
         self.event = event = Events(happened)
         self._meeting_points, self._notify_stage = MeetingPoints(), notify_stage
-        self.stages = stages = Stages(config.layers)
+        self.stages = stages = Stages(config.layers, config.groups.tensor)
         self.health = health = Health(stages)
         self.tracker = tracker = StageTracker(stages, send_step, clock)
         self.answers = answers = Answers(reply, note=journal.answered)
@@ -187,7 +187,7 @@ class Engine:
         if health.serving is not None or health.blocked or not self.stages.all_met(generation):
             return
         profile = self.config.profile
-        capacity = Capacity(self.stages.ready, profile.memory.block_size, self.config.max_model_len)
+        capacity = Capacity(self.stages, profile.memory.block_size, self.config.max_model_len)
         if refusal := capacity.refusal(profile.memory.utilization):
             health.refuse(refusal)
             return
@@ -195,9 +195,9 @@ class Engine:
         scheduler.steps.generation = generation
         self.stages.serve()
         health.serve(serving)
-        mapped, binding = memory.mapped_blocks, capacity.plan(memory.utilization).binding
+        mapped, binding = memory.mapped_blocks, capacity.binding(capacity.plan(memory.utilization))
         self.tracker.send(scheduler.resize.map_step(mapped))
-        self.event("engine.serving", f"serving with {mapped} blocks, stage {binding} is binding")
+        self.event("engine.serving", f"serving with {mapped} blocks, {binding} is binding")
 
     def _make_serving(self, capacity: Capacity, utilization: float) -> Serving:
         """Make the scheduler and the memory controller."""
@@ -249,7 +249,7 @@ class Engine:
         successor = self._successor
         assert successor is not None, "the first core begins to serve by itself"
         known, profile = successor.settings, self.config.profile
-        capacity = Capacity(self.stages.ready, profile.memory.block_size, self.config.max_model_len)
+        capacity = Capacity(self.stages, profile.memory.block_size, self.config.max_model_len)
         serving = self._make_serving(capacity, known.utilization or profile.memory.utilization)
         serving.memory.revision = known.revision
         self.health.serve(serving)

@@ -73,7 +73,7 @@ class LiveState:
             cordons=[
                 CordonState(record.stage, cordon.by, cordon.reason, cordon.at)
                 for record in self._stages
-                if (cordon := record.cordon) is not None
+                if (cordon := record.cordon) is not None and not record.place.rank
             ],
             operations=self._operations.count, prompt_tokens=requests.prompt_tokens_total,
             output_tokens=requests.output_tokens_total, preemptions=0, swaps=0, hit_tokens=0, began=self._began,

@@ -95,7 +95,8 @@ class MemoryController:
         if refusal:
             raise CommandError("DOES_NOT_FIT", refusal)
         lines = [*plan.lines(self.capacity.block_bytes), *self._room_lines(memory.mapped)]
-        lines.append(f"stage {memory.binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta")
+        binding = self.capacity.binding(memory)
+        lines.append(f"{binding} is binding: {memory.blocks} blocks fit, {memory.mapped} in whole quanta")
         same = self._is_so(verb.utilization, memory.mapped)
         return Plan(
             lines,

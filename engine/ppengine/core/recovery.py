@@ -14,7 +14,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
-from ppengine.core.restarts import Refusal, reconnects, refusal, restart_plan
+from ppengine.core.restarts import Refusal, pids_text, reconnects, refusal, restart_plan
 from ppengine.core.serving import Serving
 from ppengine.core.signs_of_life import ORDERED, PROCESS
 from ppengine.core.stage_records import StageRecord, Stages
@@ -118,11 +118,14 @@ class Recovery:
             self._fail(self._stages[message.stage, message.rank], message.error)
             return
         closed = message.error.startswith("lost stage")
-        why = f"its connection to stage {message.stage} closed" if closed else message.error
+        reporter = self._stages[message.stage, message.rank]
+        peer = self._stages[message.peer, message.rank if message.peer_rank is None else message.peer_rank]
+        why = f"its connection to {reporter.name} closed" if closed else message.error
         link = LinkBroke(
-            mono_ns=self._now_ns(), stage=message.stage, peer=message.peer, text=message.error, closed=closed
+            mono_ns=self._now_ns(), stage=message.stage, rank=message.rank, peer=peer.stage,
+            peer_rank=peer.place.rank, text=message.error, closed=closed,
         )  # fmt: skip
-        self._stages.lose(self._stages[message.peer, message.rank], why, self._clock() + CONFIRM_S, link)
+        self._stages.lose(peer, why, self._clock() + CONFIRM_S, link)
 
     def on_failed(self, message: StageFailed) -> None:
         """Note that a stage could not load; its process ends."""
@@ -262,13 +265,14 @@ class Recovery:
         lost = self._stages.lost
         others = any(record.cordon is not None for record in lost if record.stage != without)
         only_cordon = self._health.down and self._refusal is not None and self._refusal.cordon
-        stages = sorted(record.stage for record in lost)
+        stages = sorted({record.stage for record in lost})
         return stages if only_cordon and without in stages and not others else []
 
     def start(self, stages: Iterable[int]) -> None:
         """Restart stages at the next turn, and with them all that are lost."""
         for stage in stages:
-            self._stages.leader(stage).restart_due = True
+            for record in self._stages.ranks(stage):
+                record.restart_due = True
 
     def _begin(self, restarted: list[StageRecord]) -> None:
         """Begin a generation in which `restarted` get new processes and the others meet them.
@@ -351,7 +355,7 @@ class Recovery:
     def _go_on(self) -> None:
         """Map the agreed blocks and schedule again: all stages have met."""
         profile = self._config.profile
-        capacity = Capacity(self._stages.ready, profile.memory.block_size, self._config.max_model_len)
+        capacity = Capacity(self._stages, profile.memory.block_size, self._config.max_model_len)
         if refused := capacity.refusal(1.0):
             self.stay_down(f"a stage came back with less room: {refused}")
             return
@@ -378,8 +382,9 @@ class Recovery:
         self._event("engine.serving", text)
         for record in self._stages:
             operation, record.restart = record.restart, None
-            if operation is not None and record.ready is not None:
-                self._operations.end(operation, "applied", f"{record.name} is pid {record.ready.pid}; {text}")
+            if operation is not None:
+                pids = pids_text(self._stages.ranks(record.stage))
+                self._operations.end(operation, "applied", f"stage {record.stage} is {pids}; {text}")
 
     def _give_up(self) -> None:
         """End all requests as lost, and refuse others until the stages serve: a stage does not come up."""

@@ -102,6 +102,7 @@ class Reporter:
         self, record: StageRecord, capacities: Sequence[int], mapped: int | None, binding: int | None
     ) -> StageView:  # fmt: skip
         oldest, ready = self._tracker.oldest(record.place), record.ready
+        number = self._stages.groups.number(record.place)
         view = StageView(
             index=record.stage,
             rank=record.place.rank,
@@ -112,9 +113,9 @@ class Reporter:
             oldest_unretired_tokens=0 if oldest is None else oldest.tokens,
             oldest_unretired_moved=0 if oldest is None else oldest.moved,
             mapping_blocks=self._tracker.mapping_blocks(record.place),
-            capacity=capacities[record.stage] if capacities else None,
+            capacity=capacities[number] if capacities else None,
             mapped=mapped,
-            binding=record.stage == binding,
+            binding=number == binding,
             layers=list(record.layers),
             progress=record.progress,
             cordon=self._cordon_info(record),

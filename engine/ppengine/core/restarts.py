@@ -43,16 +43,22 @@ def refusal(record: StageRecord, first_loss: str, now: float) -> Refusal | None:
     return None
 
 
+def pids_text(records: Sequence[StageRecord]) -> str:
+    """Return the pids of the processes that have loaded: `pid 7`, `pids 7 and 8`; empty if none has."""
+    pids = [str(record.ready.pid) for record in records if record.ready is not None]
+    return f"pid{'s' * (len(pids) > 1)} {' and '.join(pids)}" if pids else ""
+
+
 def restart_plan(
     stages: Stages, live: Sequence[Request], stage: int, generation: int
 ) -> tuple[list[str], dict[str, float]]:
     """Return the effects and the cost of a restart of `stage` that begins `generation`, in lines and figures."""
     restarted = sorted({stage, *(record.stage for record in stages.lost)})
-    ready = stages.leader(stage).ready
-    where = f"stage {stage}" + (f" (pid {ready.pid})" if ready is not None else "")
+    pids = pids_text(stages.ranks(stage))
+    where = f"stage {stage}" + (f" ({pids})" if pids else "")
     lines = [f"{where} is ended and restarted, generation {generation}"]
     lines += [f"stage {other}, which is lost, too" for other in restarted if other != stage]
-    others = [str(record.stage) for record in stages if record.stage not in restarted]
+    others = [str(record.stage) for record in stages if record.stage not in restarted and not record.place.rank]
     if others:
         lines.append(f"stages {' '.join(others)} keep weights and memory and drop requests")
     back = [request for request in live if request.num_computed]

@@ -1,4 +1,4 @@
-"""One record per stage process: its phase, readiness, loss, cordon and past failures."""
+"""One record per stage process (a place): its phase, readiness, loss, cordon and past failures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ppengine.common.groups import Groups
 from ppengine.core.operations import Operation
 from ppengine.core.signs_of_life import ORDERED, SignsOfLife
 from ppengine.protocol.facts import LinkBroke, Lost
@@ -61,6 +62,8 @@ class StageRecord:
 
     place: Place
     layers: tuple[int, int]
+    name: str
+    """Name for operators: `stage 1`, or `stage 1 rank 0` where stages have several ranks."""
     phase: Phase = "starting"
     started: int = FIRST_GENERATION
     """Generation for which its process was started."""
@@ -86,11 +89,6 @@ class StageRecord:
     def stage(self) -> int:
         """Index of the stage."""
         return self.place.stage
-
-    @property
-    def name(self) -> str:
-        """Name for operators: `stage 1`."""
-        return f"stage {self.place.stage}"
 
     @property
     def cordoned(self) -> str:
@@ -124,10 +122,11 @@ class StageRecord:
 
 
 class Stages:
-    """The records of all stages in the order of the pipeline."""
+    """The records of all places, stage by stage in the order of the pipeline."""
 
-    def __init__(self, layers: list[tuple[int, int]]) -> None:
-        self._records = {Place(index, 0): StageRecord(Place(index, 0), span) for index, span in enumerate(layers)}
+    def __init__(self, layers: list[tuple[int, int]], tensor: int = 1) -> None:
+        self.groups = groups = Groups(len(layers), tensor)
+        self._records = {place: StageRecord(place, layers[place.stage], groups.text(place)) for place in groups.places}
         self._losses = 0
 
     def __iter__(self) -> Iterator[StageRecord]:
@@ -145,8 +144,12 @@ class Stages:
         return list(self._records)
 
     def leader(self, stage: int) -> StageRecord:
-        """Return the record of rank 0 of `stage`."""
+        """Return the record of rank 0 of `stage`, which keeps the cordon and the restart of the whole stage."""
         return self._records[Place(stage, 0)]
+
+    def ranks(self, stage: int) -> list[StageRecord]:
+        """Return the records of all ranks of `stage`."""
+        return [self._records[place] for place in self.groups.tensor_peers(Place(stage, 0))]
 
     def unknown(self, stage: int) -> str:
         """Return the error for an index without a stage; empty if there is one."""
@@ -165,7 +168,7 @@ class Stages:
     @property
     def on_gpus(self) -> list[int]:
         """Indices of the stages on GPUs."""
-        return [ready.stage for ready in self.ready if ready.device_kind != "cpu"]
+        return sorted({ready.stage for ready in self.ready if ready.device_kind != "cpu"})
 
     @property
     def retired_step(self) -> int:
@@ -201,12 +204,19 @@ class Stages:
     @property
     def cordons(self) -> str:
         """The cordons and their authors in one line; empty without one."""
-        cordoned = [record for record in self if record.cordon is not None]
+        cordoned = [record for record in self if record.cordon is not None and record.place.rank == 0]
         return ", ".join(
-            f"{record.name} is {record.cordoned}" if index == 0 else f"{record.name} by {record.cordon.by}"
+            f"stage {record.stage} is {record.cordoned}"
+            if index == 0
+            else f"stage {record.stage} by {record.cordon.by}"
             for index, record in enumerate(cordoned)
             if record.cordon is not None
         )
+
+    def cordon(self, stage: int, cordon: PlacedCordon | None) -> None:
+        """Place or lift the cordon of `stage`: all of its ranks have it."""
+        for record in self.ranks(stage):
+            record.cordon = cordon
 
     def serve(self) -> None:
         """Note that all stages have met: none is lost."""

@@ -24,6 +24,8 @@ class InFlightStep:
     """Blocks that it copies or swaps."""
     missing: set[Place]
     sampled: list[Sampled] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)
+    """By rank of the last stage: checksum of the tokens that it sampled."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class StageTracker:
         self._send = send
         self._clock = clock
         self._places = stages.places
+        self._last = stages.places[-1].stage
         self._steps: deque[InFlightStep] = deque()
         self._change: Change | None = None
         self._map_blocks = 0
@@ -79,8 +82,10 @@ class StageTracker:
                 step.missing.discard(place)
                 record = self._stages[place]
                 record.retired_step = max(record.retired_step, message.number)
-                if place == self._places[-1]:
-                    step.sampled = message.sampled
+                if place.stage == self._last:
+                    step.digests[place.rank] = message.digest
+                    if not place.rank:
+                        step.sampled = message.sampled
                 break
         return bool(self._steps) and not self._steps[0].missing
 
@@ -92,7 +97,7 @@ class StageTracker:
         change.missing.discard(place)
         change.mapped.append(message.blocks)
         if message.error:
-            change.errors.append(f"stage {message.stage}: {message.error}")
+            change.errors.append(f"{self._stages[place].name}: {message.error}")
         return not change.missing
 
     def take_retired(self) -> list[InFlightStep]:

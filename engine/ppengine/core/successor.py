@@ -146,7 +146,7 @@ class Successor:
         """Place the cordons again."""
         for cordon in self.settings.cordons:
             if not stages.unknown(cordon.stage):
-                stages.leader(cordon.stage).cordon = PlacedCordon(cordon.by, cordon.reason, cordon.at)
+                stages.cordon(cordon.stage, PlacedCordon(cordon.by, cordon.reason, cordon.at))
 
 
 def _lives(entered: Entered) -> bool:

@@ -37,10 +37,10 @@ class Takeover:
             record.resume(state.started, self._clock(), loaded=state.loaded)
         self._health.follow(why)
 
-    @staticmethod
-    def has_begun(stage: int, known: Settings) -> bool:
+    def has_begun(self, stage: int, known: Settings) -> bool:
         """Return whether a stage was started for the newest generation of the core before this one."""
-        return stage < len(known.stages) and known.stages[stage].started == known.generation
+        number = self._stages.groups.number(Place(stage, 0))
+        return number < len(known.stages) and known.stages[number].started == known.generation
 
     def adopt(self, stage: int, operation: Operation) -> None:
         """Go on with the restart of a stage that the core before this one had begun."""

@@ -44,11 +44,15 @@ class LinkBroke(msgspec.Struct, tag="link-broke", frozen=True, kw_only=True):
     stage: int
     """The stage that reported it."""
     peer: int
-    """The stage at the other end."""
+    """The stage at the other end: its own, if the connection is that of the ranks of a stage."""
     text: str
     """Report of that stage, in one line."""
     closed: bool
     """The connection closed; False: a message arrived that was not due."""
+    rank: int = 0
+    """Tensor rank of the stage that reported it."""
+    peer_rank: int = 0
+    """Tensor rank at the other end."""
 
 
 class GenerationBegan(msgspec.Struct, tag="generation-began", frozen=True, kw_only=True):

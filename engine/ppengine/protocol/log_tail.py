@@ -24,7 +24,7 @@ def tail(run_dir: Path, lines: int, stage: int | None = None, until: float = flo
     are left out.
     """
     lines = max(0, min(lines, LINES_MOST))
-    pattern = "*.log" if stage is None else f"stage{stage}.log"
+    pattern = "*.log" if stage is None else f"stage{stage}.*log"
     found: list[tuple[str, str]] = []
     for path in sorted(run_dir.glob(pattern)):
         when = ""

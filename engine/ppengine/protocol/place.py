@@ -10,3 +10,8 @@ class Place(NamedTuple):
 
     stage: int
     rank: int
+
+    @property
+    def log_name(self) -> str:
+        """Name of its log file: `stage1.log`, of other ranks than 0 `stage1.2.log`."""
+        return f"stage{self.stage}.log" if not self.rank else f"stage{self.stage}.{self.rank}.log"

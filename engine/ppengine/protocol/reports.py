@@ -8,6 +8,7 @@ import msgspec
 
 from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import (
     CordonInfo,
     EngineInfo,
@@ -178,6 +179,12 @@ class StartStage(msgspec.Struct, tag="start-stage", kw_only=True):
 
     stage: int
     generation: int
+    rank: int = 0
+
+    @property
+    def place(self) -> Place:
+        """Key of the process."""
+        return Place(self.stage, self.rank)
 
 
 class ProcessReport(msgspec.Struct, tag="processes", kw_only=True):

@@ -122,7 +122,7 @@ class Sampled(msgspec.Struct, array_like=True):
 
 
 class Retired(msgspec.Struct, tag="retired", array_like=True):
-    """A stage has finished a step, copies included. `sampled`: last stage only, in row order."""
+    """A place has finished a step, copies included. `sampled`: rank 0 of the last stage only, in row order."""
 
     generation: int
     number: int
@@ -135,6 +135,10 @@ class Retired(msgspec.Struct, tag="retired", array_like=True):
     """The stage cannot go on."""
     peer: int | None = None
     """With `fatal`: the stage whose end this one has noticed, and which is the cause."""
+    peer_rank: int | None = None
+    """Tensor rank of that peer; None: this rank's."""
+    digest: int = 0
+    """Last stage: checksum of its sampled tokens, which are the same on every rank. Rank 0 alone sends them."""
 
 
 class Mapped(msgspec.Struct, tag="mapped", array_like=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ppengine.checkpoint.model_shard import shard_of
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.ring import Gauge, Kind, Phase
@@ -27,6 +28,7 @@ from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
 from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.profile_run import largest_batches
+from ppengine.stage.rank_group import RankGroup
 from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner, RunnerParts
 
@@ -68,10 +70,12 @@ class Boot:
         keep_freed_memory()
         self._hardware = open_hardware(config, stage, checks.ledger)
         self._spec = read_spec(Path(config.model_path))
+        self._shard = shard_of(self._spec, rank, config.groups.tensor)
+        self._group = RankGroup(rank, config.groups.tensor)
         self._dtype = resolve_dtype(profile.model.dtype, self._spec.dtype, self._hardware.half)
         start, end = config.layers[stage]
         self._shape = KvShape(
-            end - start, profile.memory.block_size, self._spec.num_kv_heads, self._spec.head_dim, self._dtype
+            end - start, profile.memory.block_size, self._shard.num_kv_heads, self._spec.head_dim, self._dtype
         )
 
     def run(self) -> Loaded:
@@ -105,18 +109,26 @@ class Boot:
         Raises SupersededError when `left()` is true before all neighbours are there, PeerLostError
         when one goes before that.
         """
-        if self._config.stages > 1:
+        if len(self._config.groups) > 1:
             self._report(f"stage {self._stage}: waits for its neighbours")
         resources = loaded.resources
-        ends = Connector(
+        connector = Connector(
             config=self._config,
             stage=self._stage,
+            rank=self._rank,
             book=book,
             resources=resources,
             rings=self._rings,
             left=left,
             meanwhile=meanwhile if resources.launches else None,
-        ).connect()
+        )
+        # The ranks of a stage first: none of them waits for another stage before.
+        self._group.exchange = connector.exchange()
+        try:
+            ends = connector.connect()
+        except BaseException:
+            self._leave_group()
+            raise
         parts = RunnerParts(
             stage=self._stage,
             rank=self._rank,
@@ -129,8 +141,14 @@ class Boot:
             ends=ends,
             checks=self._checks,
             over=left,
+            group=self._group,
         )
         return resources.runner(parts)
+
+    def _leave_group(self) -> None:
+        if self._group.exchange is not None:
+            self._group.exchange.close()
+            self._group.exchange = None
 
     def _load(self) -> StageModel:
         folder = Path(self._config.model_path)
@@ -142,6 +160,8 @@ class Boot:
             dtype=self._dtype,
             device=self._hardware.device,
             max_model_len=self._config.max_model_len,
+            shard=self._shard,
+            group=self._group,
         )
         if self._config.profile.model.load_format == "dummy":
             init_dummy(model, DUMMY_SEED)

@@ -1,4 +1,4 @@
-"""Opening the edges of one stage in one generation: which stages meet, and what carries the messages."""
+"""Opening the edges of one place in one generation: which places meet, and what carries the messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from ppengine.stage.backends.hardware import DeviceEnds, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
+from ppengine.stage.host_exchange import HostExchange, pairs
 from ppengine.stage.meeting import meet
+from ppengine.stage.rank_group import Exchange
 from ppengine.stage.recorder import Rings
+from ppengine.stage.wire import Wire
 
 log = logging.getLogger("ppengine.stage")
 _Receiving = TypeVar("_Receiving", OfferedReceiver, OfferedTokens)
@@ -42,6 +45,7 @@ class Connector:
 
     config: EngineConfig
     stage: int
+    rank: int
     book: AddressBook
     resources: RunnerResources
     rings: Rings
@@ -55,6 +59,28 @@ class Connector:
             # From here on the runner closes them.
             made.pop_all()
         return ends
+
+    def exchange(self) -> Exchange | None:
+        """Meet the other ranks of the stage; None if there are none. Raises as `connect` does, and OSError."""
+        size = self.config.groups.tensor
+        if size == 1:
+            return None
+        with contextlib.ExitStack() as unless_met:
+
+            def meet_all() -> dict[int, Wire]:
+                wires: dict[int, Wire] = {}
+                for first, second in pairs(range(size)):
+                    if self.rank in (first, second):
+                        peer = second if self.rank == first else first
+                        with self.rings.main.operation(Kind.COLLECTIVE, peer=self.stage):
+                            name = f"g{self.stage}.{first}.{second}"
+                            wires[peer] = meet(self.book, name, self.rank == second, self.stage, self.left, peer)
+                        unless_met.callback(wires[peer].close)
+                return dict(sorted(wires.items()))
+
+            exchange = HostExchange(self.stage, self.rank, Path(self.config.ring_dir), meet_all, self.rings.main)
+            unless_met.pop_all()
+        return exchange
 
     def _connect(self, made: contextlib.ExitStack) -> Ends:
         """Upstream first: along the pipeline some stage can always go on."""
@@ -128,15 +154,20 @@ class Connector:
         return offered
 
     def _edge(self, name: str, upstream: bool, peer: int, made: contextlib.ExitStack) -> Edge:
+        """Meet the same rank of stage `peer`."""
         with self.rings.main.operation(Kind.COLLECTIVE, peer=peer):
-            wire = meet(self.book, name, upstream, peer, self.left)
+            wire = meet(self.book, self._own(name), upstream, peer, self.left)
             ring, meanwhile = (self.rings.send, None) if upstream else (self.rings.receive, self.meanwhile)
             edge = Edge(wire, upstream, ring, meanwhile)
         made.callback(edge.close)
         return edge
 
     def _flags(self, name: str) -> Path:
-        return Path(self.config.ring_dir) / f"{name}.words"
+        return Path(self.config.ring_dir) / f"{self._own(name)}.words"
+
+    def _own(self, name: str) -> str:
+        """Return the name of this rank's edge: each rank of a stage has its own to the same rank of the next."""
+        return f"{name}.{self.rank}" if self.rank else name
 
 
 def _log(edge: Edge, direction: str, refusal: str) -> None:

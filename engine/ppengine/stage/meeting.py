@@ -22,14 +22,16 @@ _STRANGER_S, _GREET_S, _CONNECT_S = 2.0, 5.0, 1.0
 """Seconds that a caller gets for its proof, that the right one waits for the other's, and for a connection."""
 
 
-def meet(book: AddressBook, name: str, upstream: bool, peer: int, left: Callable[[], bool]) -> Wire:
+def meet(
+    book: AddressBook, name: str, upstream: bool, peer: int, left: Callable[[], bool], rank: int | None = None
+) -> Wire:
     """Return the wire `name` once both of its processes are there; the side that receives listens.
 
     Both prove with an HMAC that they know the key of this edge and generation, which never goes over the connection.
-    Raises SupersededError as soon as `left()` is true.
+    `rank`: the tensor rank there, None: this one's. Raises SupersededError as soon as `left()` is true.
     """
     call = _call if upstream else _answer
-    return Wire(call(book, name, left), peer, left)
+    return Wire(call(book, name, left), peer, left, rank)
 
 
 def _answer(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.socket:

@@ -21,11 +21,14 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
 
 
 class PeerLostError(Exception):
-    """The process at the other end of an edge is gone, or sent a wrong message; one line. `peer`: the stage there."""
+    """The process at the other end of an edge is gone, or sent a wrong message; one line.
 
-    def __init__(self, text: str, peer: int | None = None) -> None:
+    `peer`: the stage there; `rank`: its tensor rank, None: this one's.
+    """
+
+    def __init__(self, text: str, peer: int | None = None, rank: int | None = None) -> None:
         super().__init__(text)
-        self.peer = peer
+        self.peer, self.rank = peer, rank
 
 
 class SupersededError(Exception):
@@ -33,10 +36,13 @@ class SupersededError(Exception):
 
 
 class Wire:
-    """One connected socket. A method that waits raises PeerLostError or SupersededError."""
+    """One connected socket to stage `peer`. A method that waits raises PeerLostError or SupersededError.
 
-    def __init__(self, connection: socket.socket, peer: int, left: Callable[[], bool]) -> None:
-        self.peer = peer
+    `rank`: the tensor rank there; None: this one's.
+    """
+
+    def __init__(self, connection: socket.socket, peer: int, left: Callable[[], bool], rank: int | None = None) -> None:
+        self.peer, self.rank = peer, rank
         self._left = left
         self._socket = connection
         connection.setblocking(False)
@@ -106,15 +112,19 @@ class Wire:
         """Close the connection; the peer sees it at once."""
         self._socket.close()
 
+    @property
+    def _name(self) -> str:
+        return f"stage {self.peer}" if self.rank is None else f"stage {self.peer} rank {self.rank}"
+
     def _wait(self, poll: select.poll) -> None:
         try:
             while not poll.poll(POLL_MS):
                 if self._left():
-                    raise SupersededError(f"stage {self.peer} was waited for")
+                    raise SupersededError(f"{self._name} was waited for")
         except OSError as error:
             raise self._lost(error) from None
 
     def _lost(self, error: OSError | None = None) -> PeerLostError:
         closed = error is None or error.errno in _GONE
         what = "it closed the connection" if closed else f"{error}"
-        return PeerLostError(f"lost stage {self.peer}: {what}", self.peer)
+        return PeerLostError(f"lost {self._name}: {what}", self.peer, self.rank)

@@ -139,7 +139,7 @@ class StageWorker:
             self._generations.on_newer = None
             self._leave(runner, loop, loaded)
             return
-        self._lose(0, str(lost), lost.peer)
+        self._lose(0, str(lost), lost)
 
     def _book(self, generation: int) -> AddressBook:
         config = self._config
@@ -163,14 +163,14 @@ class StageWorker:
         self._ring.gauge(Gauge.STEP_FINISHED, loop.newest)
 
     def _serve(self, loop: StepLoop, launches: bool) -> None:
-        peer = None
+        peer: PeerLostError | None = None
         try:
             loop.run()
             return
         except SupersededError:
             return
         except PeerLostError as error:
-            text, peer = str(error), error.peer
+            text, peer = str(error), error.with_traceback(None)
         except Exception as error:
             log.exception("step %d failed", loop.newest)
             text = f"{type(error).__name__}: {_one_line(error)}"
@@ -180,11 +180,14 @@ class StageWorker:
         # Out here no frame of the error keeps an edge open that must be left.
         self._lose(loop.newest, text, peer)
 
-    def _lose(self, newest: int, text: str, peer: int | None = None) -> None:
+    def _lose(self, newest: int, text: str, peer: PeerLostError | None = None) -> None:
         """Report the one fatal error, then stay for inspection: the first stage that dies must remain the first."""
         sys.stderr.write(f"error: stage {self._stage}: {text}\n")
         generation = self._generations.current
-        self._link.send(Retired(generation, newest, self._stage, self._rank, error=text, fatal=True, peer=peer))
+        at, rank = (None, None) if peer is None else (peer.peer, peer.rank)
+        self._link.send(
+            Retired(generation, newest, self._stage, self._rank, error=text, fatal=True, peer=at, peer_rank=rank)
+        )
         with self._ring.operation(Kind.IDLE):
             while not self._link.over():
                 self._ring.tick()

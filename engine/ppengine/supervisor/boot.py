@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from ppengine.checkpoint.model_shard import refusal
 from ppengine.checkpoint.model_spec import check_weights, read_spec
 from ppengine.common import cluster
 from ppengine.common.cluster import Cluster
@@ -69,6 +70,8 @@ def engine_config(
         check_weights(folder)
     parallel = profile.parallel
     layers = partition_layers(spec.num_layers, parallel.pipeline, parallel.partition, head=spec.head_layers)
+    if text := refusal(spec, parallel.tensor):
+        raise ConfigError(text)
     longest = spec.max_model_len if profile.model.max_model_len is None else profile.model.max_model_len
     if longest > spec.max_model_len:
         raise ConfigError(f"model.max_model_len is {longest}; this model serves at most {spec.max_model_len} tokens")

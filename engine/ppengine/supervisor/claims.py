@@ -25,6 +25,7 @@ from ppengine.common import cluster
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.keys import KeyFileError
+from ppengine.protocol.place import Place
 
 LONGEST_SOCKET = "control"
 _SOCKET_PATH_BYTES = 107
@@ -126,10 +127,10 @@ def make_node(config: EngineConfig) -> None:
         kept_files.write_file(folders[0] / "engine.json", msgspec.json.encode(config))
 
 
-def note_stage(run_dir: Path, stage: int) -> None:
-    """Note this process as that of a stage of the node. Raises OSError."""
+def note_stage(run_dir: Path, place: Place) -> None:
+    """Note this process as that of a place on the node. Raises OSError."""
     pid, start = identity(os.getpid())
-    kept_files.write_file(run_dir / f"stage{stage}.pid", f"{pid} {start}\n".encode())
+    kept_files.write_file((run_dir / place.log_name).with_suffix(".pid"), f"{pid} {start}\n".encode())
 
 
 def stages_in(run_dir: Path) -> list[int]:

@@ -89,15 +89,15 @@ class Link:
     def read(self) -> tuple[StateAnswer | None, list[StartStage]]:
         """Return the newest state that the core reported, None if there is none, and its orders. Raises ProtocolError.
 
-        The newest of several orders for one stage counts.
+        The newest of several orders for one place counts.
         """
-        newest, orders = None, dict[int, StartStage]()
+        newest, orders = None, dict[Place, StartStage]()
         while self.front.poll(0):
             message = self._codec.decode(self.front.recv())
             if isinstance(message, StateAnswer):
                 newest, self._asked_at = message, None
             elif isinstance(message, StartStage):
-                orders[message.stage] = message
+                orders[message.place] = message
         return newest, list(orders.values())
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor import process_deaths
 from ppengine.supervisor.announcements import tell
@@ -172,13 +173,13 @@ class Supervisor:
             return
         named = [
             msgspec.structs.replace(info, replaced=info.exit_code is None)
-            if (info.role, info.stage) == ("stage", order.stage)
+            if (info.role, info.stage, info.rank) == ("stage", *order.place)
             else info
             for info in self._known
         ]
         link.report(named)
-        tell(f"{self._config.name} ({self._config.id}): stage {order.stage} is restarted")
-        self._executor.restart(order.stage, order.generation)
+        tell(f"{self._config.name} ({self._config.id}): {self._config.groups.text(order.place)} is restarted")
+        self._executor.restart(order.place, order.generation)
 
     def _follow(self, link: Link, answer: StateAnswer | None) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
@@ -217,10 +218,10 @@ class Supervisor:
         if self._end is not None:
             return
         code = FITS_NOT if info.exit_code == FITS_NOT else 1
-        who = _who(info)
+        who = self._who(info)
         told = code == FITS_NOT or info.detail.startswith(who)
         text = info.detail if told else f"{who} ended: {info.detail or 'exit code 0'}"
-        log = self._folder / (f"{info.role}.log" if info.stage is None else f"stage{info.stage}.log")
+        log = self._folder / (f"{info.role}.log" if info.stage is None else Place(info.stage, info.rank or 0).log_name)
         if info.role == "core" and info.exit_code == 0:
             self._end = End(0, "stopped by command")
         elif self._can_restart(info):
@@ -298,12 +299,15 @@ class Supervisor:
         if self._link is not None:
             self._link.close()
 
+    def _who(self, info: ProcessInfo) -> str:
+        return info.role if info.stage is None else self._config.groups.text(Place(info.stage, info.rank or 0))
+
     def _leave_in(self, timeout: float, roles: tuple[str, ...]) -> None:
         """Watch until all processes of `roles` have ended, for up to `timeout` seconds; name those that have not."""
         deadline = time.monotonic() + timeout
         while True:
             self._observe()
-            left = [_who(info) for info in self._known if info.role in roles and info.exit_code is None]
+            left = [self._who(info) for info in self._known if info.role in roles and info.exit_code is None]
             if not left:
                 return
             if time.monotonic() >= deadline:
@@ -312,13 +316,9 @@ class Supervisor:
             self._wakeup.wait(0.02, None)
 
 
-def _identity(info: ProcessInfo) -> tuple[str, int | None, int, int]:
+def _identity(info: ProcessInfo) -> tuple[str, int | None, int | None, int, int]:
     """Return the key of a process; one that was never started has no pid."""
-    return info.role, info.stage, info.generation, info.pid
-
-
-def _who(info: ProcessInfo) -> str:
-    return info.role if info.stage is None else f"stage {info.stage}"
+    return info.role, info.stage, info.rank, info.generation, info.pid
 
 
 def _last_lines(end: End) -> None:

@@ -50,6 +50,10 @@ class Kind(IntEnum):
     """Work of a device for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
     retired: ended when the host saw it done, begun earlier by the time that the device measured, returned after
     layers and head, before sampling. Step 0: a trial of boot with that many tokens."""
+    ALL_REDUCE = 18
+    """Waits for the part of another rank of the stage, `peer`; `detail` is the call site (`common.groups.site`)."""
+    ALL_GATHER = 19
+    """The same, for its columns."""
 
 
 class Phase(IntEnum):
@@ -112,10 +116,12 @@ class Gauge(IntEnum):
     BLOCK_BYTES = 13
     SWAP_BASE = 14
     SWAP_LENGTH = 15
+    COLLECTIVE_WAIT_NS = 16
+    """Time so far for which this rank waited for others of its stage."""
 
 
 class Record(NamedTuple):
-    """One operation. `done_ns` 0: still open. `peer` -1: none (a stage index for receive and send).
+    """One operation. `done_ns` 0: still open. `peer` -1: none; a stage for receive and send, a rank for collectives.
 
     For a message, in the rings `send` and `receive`: `size` is its bytes, `detail` its number on the edge (from 1),
     `code` its element type and row length (`shape_code`); handed to the transport, call returned, done.

@@ -21,6 +21,11 @@ def open_hardware(config: EngineConfig, stage: int, ledger: Ledger | None = None
     if not torch.cuda.is_available():
         build = torch.version.cuda or "without CUDA"
         raise ConfigError(f"parallel.device is cuda, but torch {torch.__version__} ({build}) sees no GPU here")
+    if config.groups.tensor > 1:
+        raise ConfigError(
+            f"parallel.tensor is {config.groups.tensor}; ranks on GPUs are not built yet: set parallel.device=cpu, or "
+            "raise parallel.pipeline"
+        )
     from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
 
     return CudaHardware(config, stage, ledger)

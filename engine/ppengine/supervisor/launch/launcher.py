@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 
 
@@ -13,7 +14,7 @@ class ExecutorError(Exception):
 
 
 class Executor(Protocol):
-    """Starts one process per stage and reports each. Used from the main thread alone."""
+    """Starts one process a place (stage and rank) and reports each. Used from the main thread alone."""
 
     def start(self, config: EngineConfig) -> None:
         """Start every stage without waiting for any. Raises ExecutorError."""
@@ -27,10 +28,10 @@ class Executor(Protocol):
     def poll(self) -> list[ProcessInfo]:
         """Return all stages in order, as far as they are known; those that ended have an exit code. Never blocks."""
 
-    def restart(self, stage: int, generation: int) -> None:
-        """End the rest of a stage's process and start another for `generation`, without waiting for it.
+    def restart(self, place: Place, generation: int) -> None:
+        """End the rest of a place's process and start another for `generation`, without waiting for it.
 
-        If that fails, `poll` returns a stage that has ended, with the reason.
+        If that fails, `poll` returns a process that has ended, with the reason.
         """
 
     def stop(self, timeout: float) -> None:

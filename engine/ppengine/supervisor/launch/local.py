@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ppengine.common.child_process import Child, until
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.forkserver_client import ForkServer
@@ -21,8 +22,8 @@ END_S = 2.0
 """Seconds a killed stage gets to be gone; one that hangs in the kernel must not block its successor."""
 
 
-class _Place(NamedTuple):
-    """The newest process of one stage, if any, and the generation it was started for."""
+class _Process(NamedTuple):
+    """The newest process of one place, if any, and the generation it was started for."""
 
     generation: int
     child: Child | None = None
@@ -31,11 +32,11 @@ class _Place(NamedTuple):
     failed: ProcessInfo | None = None
     """The report while there is no process: it could not be made, or was not ordered yet."""
 
-    def info(self, stage: int) -> ProcessInfo | None:
-        """Return the report of this stage, None until there is one."""
+    def info(self, place: Place) -> ProcessInfo | None:
+        """Return the report of this place, None until there is one."""
         if self.child is None:
             return self.failed
-        info = self.child.info("stage", stage, 0)
+        info = self.child.info("stage", *place)
         info.generation = self.generation
         if self.replaced:
             info.exit_code, info.detail, info.replaced = None, "", True
@@ -43,17 +44,17 @@ class _Place(NamedTuple):
 
 
 class LocalExecutor:
-    """One process a stage. `module` is the entry point."""
+    """One process a place. `module` is the entry point."""
 
     def __init__(self, module: str = "ppengine.stage.worker") -> None:
         self._module = module
         self._folder = Path()
         self._server: ForkServer | None = None
-        self._places: list[_Place] = []
-        self._wanted: list[int] = []
-        """The generation of each stage's newest order."""
-        self._ordered: deque[tuple[int, int]] = deque()
-        """Stages that were ordered and not yet forked, with their generations."""
+        self._processes: dict[Place, _Process] = {}
+        self._wanted: dict[Place, int] = {}
+        """The generation of each place's newest order."""
+        self._ordered: deque[tuple[Place, int]] = deque()
+        """Places that were ordered and not yet forked, with their generations."""
         self._again_at = 0.0
         """Time from which a fork server that ends is replaced at once."""
         self._old: list[Child] = []
@@ -62,39 +63,43 @@ class LocalExecutor:
     def start(self, config: EngineConfig) -> None:
         """Order every stage."""
         self._folder = Path(config.run_dir)
-        self._places = [_Place(FIRST_GENERATION) for _ in range(config.stages)]
-        self._wanted = [FIRST_GENERATION] * config.stages
-        for stage in range(config.stages):
-            self._order(stage)
+        places = config.groups.places
+        self._processes = {place: _Process(FIRST_GENERATION) for place in places}
+        self._wanted = dict.fromkeys(places, FIRST_GENERATION)
+        for place in places:
+            self._order(place)
 
     def resume(self, config: EngineConfig) -> None:
         """Load what stages need; the core orders each, since only it knows the generation."""
         self._folder = Path(config.run_dir)
-        self._places = [
-            _Place(0, failed=ProcessInfo(role="stage", stage=stage, rank=0, pid=0, generation=0))
-            for stage in range(config.stages)
-        ]
-        self._wanted = [0] * config.stages
+        places = config.groups.places
+        self._processes = {
+            place: _Process(
+                0, failed=ProcessInfo(role="stage", stage=place.stage, rank=place.rank, pid=0, generation=0)
+            )
+            for place in places
+        }
+        self._wanted = dict.fromkeys(places, 0)
         self._server = ForkServer(self._module, self._folder)
 
     def poll(self) -> list[ProcessInfo]:
         """Return the reports of all stages, forked or failed, in order, and once that of a fork server's end."""
         ended = self._replace_server()
         self._take_forked()
-        infos = (place.info(stage) for stage, place in enumerate(self._places))
+        infos = (process.info(place) for place, process in self._processes.items())
         return [*(info for info in infos if info is not None), *ended]
 
-    def restart(self, stage: int, generation: int) -> None:
-        """Kill the stage if it still runs, stopped or not, and order a new one; the old one is reported until then."""
-        place = self._places[stage]
-        if place.child is not None:
-            self._places[stage] = place._replace(replaced=place.replaced or place.child.poll() is None)
-            self._end(place.child)
-        self._wanted[stage] = generation
+    def restart(self, place: Place, generation: int) -> None:
+        """Kill the process if it still runs, stopped or not, and order another; the old one is reported until then."""
+        process = self._processes[place]
+        if process.child is not None:
+            self._processes[place] = process._replace(replaced=process.replaced or process.child.poll() is None)
+            self._end(process.child)
+        self._wanted[place] = generation
         try:
-            self._order(stage)
+            self._order(place)
         except (OSError, ExecutorError) as error:
-            self._fail(stage, 0 if place.child is None else place.child.pid, f"could not be started: {error}")
+            self._fail(place, 0 if process.child is None else process.child.pid, f"could not be started: {error}")
 
     def stop(self, timeout: float) -> None:
         """Wait for the stages, then kill the rest."""
@@ -104,7 +109,7 @@ class LocalExecutor:
             self._server.close()
             self._server = None
             self._ordered.clear()
-        children = [place.child for place in self._places if place.child is not None]
+        children = [process.child for process in self._processes.values() if process.child is not None]
         until(lambda: all(child.poll() is not None for child in children), timeout)
         children += self._old
         for child in children:
@@ -113,17 +118,16 @@ class LocalExecutor:
             child.wait(1.0)
             child.close()
 
-    def _order(self, stage: int) -> None:
+    def _order(self, place: Place) -> None:
         if self._server is not None and (self._server.exit_text() or (not self._ordered and self._server.cramped)):
             self._server.close()
             self._server = None
         if self._server is None:
             self._server = ForkServer(self._module, self._folder)
-        generation = self._wanted[stage]
-        place = ["--stage", str(stage), "--rank", "0", "--generation", str(generation)]
-        args = ["--engine", str(self._folder / "engine.json"), *place]
-        self._server.order(self._module, args, self._folder / f"stage{stage}.log")
-        self._ordered.append((stage, generation))
+        generation = self._wanted[place]
+        args = ["--engine", str(self._folder / "engine.json"), "--stage", str(place.stage), "--rank", str(place.rank)]
+        self._server.order(self._module, [*args, "--generation", str(generation)], self._folder / place.log_name)
+        self._ordered.append((place, generation))
 
     def _replace_server(self) -> list[ProcessInfo]:
         """Start another fork server for one that has ended, so that it has loaded when a stage is needed."""
@@ -146,24 +150,24 @@ class LocalExecutor:
                 if reason := self._server.exit_text():
                     self._give_up(reason)
                 return
-            stage, generation = self._ordered.popleft()
-            if generation == self._wanted[stage]:
-                self._places[stage] = _Place(generation, child)
+            place, generation = self._ordered.popleft()
+            if generation == self._wanted[place]:
+                self._processes[place] = _Process(generation, child)
             else:  # A newer order replaced this one.
                 self._end(child)
 
     def _give_up(self, reason: str) -> None:
         while self._ordered:
-            stage, generation = self._ordered.popleft()
-            if generation == self._wanted[stage] and self._server is not None:
-                self._fail(stage, self._server.pid, f"the fork server ended: {reason}")
+            place, generation = self._ordered.popleft()
+            if generation == self._wanted[place] and self._server is not None:
+                self._fail(place, self._server.pid, f"the fork server ended: {reason}")
 
-    def _fail(self, stage: int, pid: int, text: str) -> None:
-        generation = self._wanted[stage]
+    def _fail(self, place: Place, pid: int, text: str) -> None:
+        generation = self._wanted[place]
         info = ProcessInfo(
-            role="stage", stage=stage, rank=0, pid=pid, exit_code=1, detail=text, generation=generation
+            role="stage", stage=place.stage, rank=place.rank, pid=pid, exit_code=1, detail=text, generation=generation
         )  # fmt: skip
-        self._places[stage] = _Place(generation, failed=info)
+        self._processes[place] = _Process(generation, failed=info)
 
     def _end(self, child: Child) -> None:
         child.kill()

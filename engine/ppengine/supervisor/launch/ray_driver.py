@@ -1,8 +1,8 @@
 """The Ray driver of one engine: `python -m MODULE --engine RUN_DIR/engine.json --lifeline FD`.
 
-A placement group has a bundle a stage: on this host alone with STRICT_PACK, else on nodes as the profile's placement
-says. Over the socket `--words` it takes orders to restart a stage, one `StartStage` per packet, and reports stages,
-one `ProcessInfo` per packet, both JSON.
+A placement group has a bundle a stage, with room for all ranks of it: on this host alone with STRICT_PACK, else on
+nodes as the profile's placement says. Over the socket `--words` it takes orders to restart a place, one `StartStage`
+per packet, and reports places, one `ProcessInfo` per packet, both JSON.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ppengine.common.child_process import describe_exit, kill_all, session, unti
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.error_text import PREFIX, one_line
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
@@ -47,9 +48,9 @@ _ORDER_BYTES = 4096
 
 @dataclass(eq=False)
 class Hand:
-    """The actor of a stage, running or starting."""
+    """The actor of a place, running or starting."""
 
-    stage: int
+    place: Place
     generation: int
     actor: Any
     words_from: int
@@ -84,10 +85,10 @@ class Driver:
         self.session = RaySession(config)
         self._stopping = False
         self._group: Any = None
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[Place, Hand] = {}
         self._nodes = Nodes(config)
-        self._later: dict[int, int] = {}
-        """Stages whose node is lost, with the generation to start: they wait until none of it can run there."""
+        self._later: dict[Place, int] = {}
+        """Places whose node is lost, with the generation to start: they wait until none of it can run there."""
 
     def ask_to_stop(self) -> None:
         """End `run` soon."""
@@ -125,20 +126,21 @@ class Driver:
                 return
             if time.monotonic() > deadline:
                 raise ExecutorError(unplaced(self._config, PLACE_S))
-        for stage in range(self._config.stages):
-            self._hire(stage, FIRST_GENERATION)
+        for place in self._config.groups.places:
+            self._hire(place, FIRST_GENERATION)
 
-    def _hire(self, stage: int, generation: int) -> None:
-        """Make the actor of a stage, in the stage's bundle, without waiting for it."""
+    def _hire(self, place: Place, generation: int) -> None:
+        """Make the actor of a place, in its stage's bundle, without waiting for it."""
         ray = load_ray()
         bundle = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=stage
+            self._group, placement_group_bundle_index=place.stage
         )
-        options = {"num_cpus": 1, "num_gpus": bundles(self._config)[stage].get("GPU", 0), "max_restarts": 0}
+        gpus = bundles(self._config)[place.stage].get("GPU", 0) / self._config.groups.tensor
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
         actor = ray.remote(StageActor).options(**options, scheduling_strategy=bundle).remote()
-        log = self._log(stage)
+        log = self._log(place)
         words_from = log.stat().st_size if log.exists() else 0
-        self._hands[stage] = Hand(stage, generation, actor, words_from, actor.place.remote())
+        self._hands[place] = Hand(place, generation, actor, words_from, actor.place.remote())
 
     def _watch(self) -> None:
         """Take orders; wait a moment for answers of actors, or for a process or a node that is gone."""
@@ -180,8 +182,8 @@ class Driver:
             if not word:
                 return
             order = msgspec.json.decode(word, type=StartStage)
-            self._later.pop(order.stage, None)
-            self._replace(self._hands[order.stage], order.generation)
+            self._later.pop(order.place, None)
+            self._replace(self._hands[order.place], order.generation)
 
     def _replace(self, hand: Hand, generation: int) -> None:
         self._dismiss(hand)
@@ -190,17 +192,17 @@ class Driver:
             until(lambda: not hand.lives, END_S)
         elif hand.node.lost:
             # Ray would place it on the lost node again.
-            self._later[hand.stage] = generation
+            self._later[hand.place] = generation
             return
-        self._hire(hand.stage, generation)
+        self._hire(hand.place, generation)
 
     def _hire_late(self) -> None:
         """Make the actors of stages whose nodes are lost for good."""
-        for stage, generation in list(self._later.items()):
-            node = self._hands[stage].node
+        for place, generation in list(self._later.items()):
+            node = self._hands[place].node
             if node is None or self._nodes.is_over(node):
-                del self._later[stage]
-                self._hire(stage, generation)
+                del self._later[place]
+                self._hire(place, generation)
 
     def _hear(self, hand: Hand) -> None:
         """Take an answer: the place of an actor that is there now, which begins to run then, or the end of its run."""
@@ -235,7 +237,7 @@ class Driver:
         if hand.node is None or not (hand.node.here or hand.node.started):
             return
         hand.waits_for_node = False
-        hand.waited_for = hand.actor.run.remote(self._nodes.config_of(hand.node), hand.stage, hand.generation)
+        hand.waited_for = hand.actor.run.remote(self._nodes.config_of(hand.node), *hand.place, hand.generation)
         self._say(hand)
 
     def _end(self, hand: Hand) -> None:
@@ -263,11 +265,11 @@ class Driver:
             return UNKNOWN_STATUS, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
             return UNKNOWN_STATUS, cause_of_death(flat(error))
-        return code, describe_exit(code, self._log(hand.stage), hand.words_from)
+        return code, describe_exit(code, self._log(hand.place), hand.words_from)
 
     def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:
         info = ProcessInfo(
-            role="stage", stage=hand.stage, rank=0, pid=hand.pid, exit_code=code, detail=detail,
+            role="stage", stage=hand.place.stage, rank=hand.place.rank, pid=hand.pid, exit_code=code, detail=detail,
             generation=hand.generation, node="" if hand.node is None or hand.node.here else hand.node.name,
         )  # fmt: skip
         with contextlib.suppress(OSError):  # The supervisor is gone: our lifeline ends us.
@@ -278,8 +280,8 @@ class Driver:
         hands = list(self._hands.values())
         kill_all(hand.pid for hand in hands if hand.node is not None and hand.node.here and hand.lives)
 
-    def _log(self, stage: int) -> Path:
-        return Path(self._config.run_dir) / f"stage{stage}.log"
+    def _log(self, place: Place) -> Path:
+        return Path(self._config.run_dir) / place.log_name
 
     def _dismiss(self, hand: Hand) -> None:
         """End an actor: its process first, for Ray cannot end one that is stopped."""

@@ -16,6 +16,7 @@ import msgspec
 
 from ppengine.common.child_process import Child, kill_all, session, spawn, until
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor.launch.launcher import ExecutorError
 
@@ -25,7 +26,7 @@ _WORD_BYTES = 65536
 
 
 class RayExecutor:
-    """One actor a stage. Raises ExecutorError where Ray is not installed."""
+    """One actor a place. Raises ExecutorError where Ray is not installed."""
 
     def __init__(self, module: str = "ppengine.supervisor.launch.ray_driver") -> None:
         if importlib.util.find_spec("ray") is None:
@@ -33,9 +34,9 @@ class RayExecutor:
         self._module = module
         self._driver: Child | None = None
         self._words: socket.socket | None = None
-        self._stages: dict[int, ProcessInfo] = {}
-        self._wanted: dict[int, int] = {}
-        """Generation of each stage's newest order: reports of older ones are dropped."""
+        self._stages: dict[Place, ProcessInfo] = {}
+        self._wanted: dict[Place, int] = {}
+        """Generation of each place's newest order: reports of older ones are dropped."""
 
     def start(self, config: EngineConfig) -> None:
         """Start the driver, which starts or joins Ray and then the actors."""
@@ -62,16 +63,17 @@ class RayExecutor:
                     info.exit_code, info.detail = 1, "its Ray driver ended"
         return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
 
-    def restart(self, stage: int, generation: int) -> None:
-        """Have the driver kill the stage's actor if there is one, and make another in its place."""
-        info = self._stages.get(stage)
+    def restart(self, place: Place, generation: int) -> None:
+        """Have the driver kill the place's actor if there is one, and make another in its place."""
+        info = self._stages.get(place)
         if info is not None:
             info.replaced = info.replaced or info.exit_code is None
-        self._wanted[stage] = generation
+        self._wanted[place] = generation
         # A driver that is gone ends the engine.
         with contextlib.suppress(OSError):
             if self._words is not None:
-                self._words.send(msgspec.json.encode(StartStage(stage=stage, generation=generation)))
+                order = StartStage(stage=place.stage, rank=place.rank, generation=generation)
+                self._words.send(msgspec.json.encode(order))
 
     def stop(self, timeout: float) -> None:
         """Have Ray end the stages, then kill the rest of its session."""
@@ -99,8 +101,11 @@ class RayExecutor:
             if not word:
                 return
             info = msgspec.json.decode(word, type=ProcessInfo)
-            if info.stage is not None and info.generation >= self._wanted.get(info.stage, 0):
-                self._stages[info.stage] = info
+            if info.stage is None:
+                continue
+            place = Place(info.stage, info.rank or 0)
+            if info.generation >= self._wanted.get(place, 0):
+                self._stages[place] = info
 
 
 def _killed(leader: int) -> bool:

@@ -233,7 +233,7 @@ class Nodes:
 
     def _append(self, node: Node, name: str, lines: bytes) -> None:
         """Add lines of a log to the file of that name here; those of the agent have the node in it."""
-        if not re.fullmatch(r"(stage\d+|agent)\.log", name):
+        if not re.fullmatch(r"(stage\d+(\.\d+)?|agent)\.log", name):
             return
         path = Path(self._config.run_dir) / (f"agent-{node.name}.log" if name == "agent.log" else name)
         node.sent[name] = node.sent.get(name, 0) + len(lines)

@@ -18,9 +18,9 @@ def strategy(config: EngineConfig) -> str:
 
 def bundles(config: EngineConfig) -> list[dict[str, float]]:
     """Return the resources of each stage; without other nodes all of them are on this host."""
-    bundle: dict[str, float] = {"CPU": 1.0}
+    bundle: dict[str, float] = {"CPU": float(config.groups.tensor)}
     if config.cluster is not None and config.profile.parallel.device == "cuda":
-        bundle["GPU"] = 1.0
+        bundle["GPU"] = float(config.groups.tensor)
     if config.cluster is None:
         # Its stages share the cards of this host, as those of other executors do.
         bundle[f"node:{load_ray().util.get_node_ip_address()}"] = _HERE
@@ -32,7 +32,7 @@ def unplaced(config: EngineConfig, seconds: float) -> str:
     ray = load_ray()
     free, wanted = ray.available_resources(), bundles(config)[0]
     nodes = sum(bool(one["Alive"]) for one in ray.nodes())
-    need = " and ".join(f"a {name}" for name in ("CPU", "GPU") if name in wanted)
+    need = " and ".join(f"{wanted[name]:g} {name}" for name in ("CPU", "GPU") if name in wanted)
     have = " and ".join(f"{free.get(name, 0):g} {name}" for name in ("CPU", "GPU") if name in wanted)
     text = f"Ray has not placed {config.stages} stages by {strategy(config)} in {seconds:g} s: each needs {need}, "
     if config.cluster is None:

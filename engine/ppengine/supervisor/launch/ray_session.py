@@ -43,7 +43,7 @@ class RaySession:
             options.update(
                 address="local",
                 include_dashboard=False,
-                num_cpus=self._config.stages,
+                num_cpus=len(self._config.groups),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(self.folder),
                 _node_ip_address="127.0.0.1",

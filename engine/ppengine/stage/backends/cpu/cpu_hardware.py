@@ -39,10 +39,10 @@ class CpuHardware(Hardware):
     def __init__(self, config: EngineConfig, ledger: Ledger | None = None) -> None:
         profile = config.profile
         self._ledger = ledger or Ledger()
-        self._stages = config.stages
-        torch.set_num_threads(profile.threads_per_stage or max(1, len(os.sched_getaffinity(0)) // config.stages))
+        self._places = places = len(config.groups)
+        torch.set_num_threads(profile.threads_per_stage or max(1, len(os.sched_getaffinity(0)) // places))
         mib = profile.memory.device_mib
-        self.total = system_memory().total // config.stages if mib is None else mib * _MIB
+        self.total = system_memory().total // places if mib is None else mib * _MIB
         self.name = _processor()
 
     @override
@@ -74,11 +74,11 @@ class CpuHardware(Hardware):
             return CpuSwapSpace(shape, blocks)
         except OSError as error:
             host = system_memory()
-            gib = host.available // self._stages * 90 // _GIB / 100
+            gib = host.available // self._places * 90 // _GIB / 100
             raise ConfigError(
                 f"{size_text(blocks * shape.block_bytes)} of host memory for {blocks} swapped blocks cannot be "
                 f"reserved: {error.strerror}; the host has {size_text(host.total)}, {size_text(host.available)} of it "
-                f"available, for {self._stages} stages; memory.swap_space_gib of at most {gib:g} would fit"
+                f"available, for {self._places} stages; memory.swap_space_gib of at most {gib:g} would fit"
             ) from None
 
 

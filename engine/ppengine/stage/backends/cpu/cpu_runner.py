@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 
 import torch
 from ppkernels.block_copy import copy_layers
@@ -10,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Sampled, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Step
 from ppengine.stage.batch_state import Plan
 from ppengine.stage.checksum import checksum
 from ppengine.stage.pending_step import Pending
@@ -52,7 +53,7 @@ class CpuRunner(Runner):
         if self._checks.looks_for_non_finite:
             self._finite.look(number, plan, hidden, out)
         if self._model.last:
-            pending.retired.sampled = self._finish(number, plan, out)
+            self._finish(number, plan, out, pending)
             return
         if self._sender is not None:
             out = out.contiguous()
@@ -71,11 +72,11 @@ class CpuRunner(Runner):
         ids = torch.from_numpy(self._state.input_ids(plan, on_device))
         return self._model.embed(ids, plan.batch.positions)
 
-    def _finish(self, number: int, plan: Plan, hidden: Tensor) -> list[Sampled]:
+    def _finish(self, number: int, plan: Plan, hidden: Tensor, pending: Pending) -> None:
         """Sample on the last stage, and pass the tokens to the first one."""
         rows = len(plan.sampled)
         if not rows:
-            return []
+            return
         self._ring.part(_HEAD, number, -1, rows)
         wanted = hidden if rows == len(hidden) else hidden[torch.from_numpy(plan.last_tokens)]
         logits = self._model.logits(wanted)
@@ -88,4 +89,7 @@ class CpuRunner(Runner):
             self._token_sender.sampled(number, tokens)
         elif self._tokens is not None:
             self._tokens.store(slots, tokens.numpy())
-        return sampled
+        if self._group.size > 1:
+            pending.retired.digest = zlib.crc32(tokens.numpy().tobytes())
+        if not self.rank:
+            pending.retired.sampled = sampled

@@ -1,0 +1,182 @@
+"""Collectives between the ranks of one stage on CPUs: data in shared memory, one header a rank by wire.
+
+Each rank writes its part into its own file in /dev/shm and sends a header to every other rank. Who has
+all headers reads all parts and adds them in rank order, so that every rank has the same bits.
+
+Two buffers alternate. A rank writes one again only after all others have sent their header of the call
+between, which each of them sends after it has read the buffer. So no second round is needed.
+
+A header says which call its sender has launched. Ranks that launched different things stop here, with
+both call sites, and not with wrong sums.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic_ns
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from ppengine.common import mapped_file
+from ppengine.common.groups import site_text
+from ppengine.common.ring import DTYPES, Gauge, Kind, shape_code, shape_text
+from ppengine.stage.rank_group import Exchange
+from ppengine.stage.recorder import Recorder
+from ppengine.stage.wire import Wire
+
+BUFFER_BYTES = 2**20
+"""Bytes of one call in one go; a longer one takes several rounds."""
+_HEADER = struct.Struct("<QIIQII")
+"""Number of the round, kind, call site, step, bytes, shape code."""
+_CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
+_NAMES = {Kind.ALL_REDUCE: "all-reduce", Kind.ALL_GATHER: "all-gather"}
+
+
+class RanksDifferError(Exception):
+    """Ranks of one stage launched different collectives; one line with both call sites."""
+
+
+class _Call(NamedTuple):
+    """One round of one collective, as its header has it."""
+
+    number: int
+    kind: int
+    site: int
+    step: int
+    size: int
+    code: int
+
+    def __str__(self) -> str:
+        """Return the call in words: `all-reduce 12 (attention of layer 3, m8, float64[4, 64] 2048 B)`."""
+        name = _NAMES.get(Kind(self.kind), "call") if self.kind in _NAMES else "call"
+        return f"{name} {self.number} ({site_text(self.site)}, m{self.step}, {shape_text(self.size, self.code)})"
+
+
+def group_path(folder: Path, stage: int, rank: int) -> Path:
+    """Return the file of a rank's parts, in the engine's ring folder."""
+    return folder / f"s{stage}.{rank}.group"
+
+
+class HostExchange(Exchange):
+    """`wires` by rank, this rank's apart. `ring` is the main thread's: a wait for a rank is a record of it."""
+
+    def __init__(
+        self, stage: int, rank: int, folder: Path, meet_all: Callable[[], dict[int, Wire]], ring: Recorder
+    ) -> None:
+        """Make this rank's file, meet the other ranks, and map theirs. Raises OSError, SupersededError."""
+        self._name, self._rank, self._ring = f"stage {stage}", rank, ring
+        mine = mapped_file.make(group_path(folder, stage, rank), 2 * BUFFER_BYTES)
+        try:
+            self._wires = meet_all()
+            maps = {rank: mine} | {peer: mapped_file.open_for_reading(group_path(folder, stage, peer))
+                                   for peer in self._wires}  # fmt: skip
+        except BaseException:
+            mine.close()
+            raise
+        whole = [torch.frombuffer(maps[peer], dtype=torch.uint8) for peer in sorted(maps)]
+        self._buffers = [[each[:BUFFER_BYTES] for each in whole], [each[BUFFER_BYTES:] for each in whole]]
+        """[buffer][rank], in bytes."""
+        self._number = 0
+        self._waited_ns = 0
+
+    @override
+    def all_reduce(self, part: Tensor, site: int) -> Tensor:
+        flat = part.view(-1)
+        for piece in torch.split(flat, BUFFER_BYTES // flat.itemsize):
+            parts = self._share(piece, Kind.ALL_REDUCE, site, part.shape[-1])
+            if piece.dtype in (torch.bfloat16, torch.float16):
+                total = parts[0].float()
+                for each in parts[1:]:
+                    total += each
+                piece.copy_(total)
+                continue
+            torch.add(parts[0], parts[1], out=piece)
+            for each in parts[2:]:
+                piece += each
+        return part
+
+    @override
+    def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
+        rows = part.shape[0]
+        whole = part.new_empty(rows, sum(widths))
+        columns = torch.split(whole, widths, 1)
+        most = max(1, BUFFER_BYTES // (max(widths) * part.itemsize))
+        for first in range(0, rows, most):
+            piece = part[first : first + most].contiguous()
+            sizes = [len(piece) * width for width in widths]
+            parts = self._share(piece.view(-1), Kind.ALL_GATHER, site, part.shape[-1], sizes)
+            for column, each, width in zip(columns, parts, widths, strict=True):
+                column[first : first + most] = each.view(-1, width)
+        return whole
+
+    def _share(self, piece: Tensor, kind: Kind, site: int, width: int, sizes: list[int] | None = None) -> list[Tensor]:
+        """Return all ranks' pieces, flat, of this round. `sizes`: elements of each; None: as many as this one's."""
+        self._number += 1
+        buffers = self._buffers[self._number & 1]
+        buffers[self._rank][: piece.nbytes] = piece.view(torch.uint8)
+        code = _CODES.get(piece.dtype, 0) + width
+        call = _Call(self._number, kind, site, self.step, piece.nbytes, code)
+        header = memoryview(_HEADER.pack(*call))
+        for wire in self._wires.values():
+            wire.send([header])
+        for peer, wire in self._wires.items():
+            self._compare(self._receive(wire, peer, call), call, peer, None if sizes is None else sizes[peer])
+        counts = [len(piece)] * len(buffers) if sizes is None else sizes
+        return [each[: count * piece.itemsize].view(piece.dtype) for each, count in zip(buffers, counts, strict=True)]
+
+    def _receive(self, wire: Wire, peer: int, call: _Call) -> _Call:
+        """Return the header of another rank; a wait for it is recorded."""
+        header = memoryview(bytearray(_HEADER.size))
+        if wire.readable:
+            wire.receive(header)
+        else:
+            begun_ns = monotonic_ns()
+            seq = self._ring.begin(call.kind, call.step, peer, call.size, call.site, call.code, begun_ns)
+            try:
+                wire.receive(header)
+            finally:
+                self._ring.end(seq)
+                self._waited_ns += monotonic_ns() - begun_ns
+                self._ring.gauge(Gauge.COLLECTIVE_WAIT_NS, self._waited_ns)
+        return _Call._make(_HEADER.unpack(header))
+
+    def _compare(self, theirs: _Call, mine: _Call, peer: int, elements: int | None) -> None:
+        size = mine.size if elements is None else elements * _item_bytes(mine.code)
+        code = mine.code if elements is None else theirs.code
+        if theirs != mine._replace(size=size, code=code):
+            raise RanksDifferError(
+                f"{self._name} rank {self._rank} launched {mine}, rank {peer} launched {theirs}: it is the first "
+                "difference"
+            )
+
+    @override
+    def check_peer(self) -> None:
+        for wire in self._wires.values():
+            wire.check_open()
+
+    @override
+    def release(self) -> None:
+        """Do nothing: a host that waits sees a rank go."""
+
+    @override
+    def close(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
+        # The file stays, as rings do: a rank that is still about to map it would fail for no fault of its own.
+        self._buffers = []
+
+
+def pairs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return all pairs of ranks in the one order in which they meet, so that none waits in a circle."""
+    known = sorted(ranks)
+    return [(first, second) for first in known for second in known if first < second]
+
+
+def _item_bytes(code: int) -> int:
+    kind = code >> 24
+    return getattr(torch, DTYPES[kind - 1]).itemsize if 0 < kind <= len(DTYPES) else 1
