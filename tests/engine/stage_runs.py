@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from ppengine.checkpoint.model_shard import Shard, shard_of
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.partition import partition_layers
 from ppengine.models import build_stage, load_weights
+from ppengine.models.group import ALONE, Group
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row
 from ppengine.stage.batch_state import BatchState
 from ppkernels.batch import Batch
@@ -29,23 +31,29 @@ class Pipeline:
         partition: list[int] | None = None,
         blocks: int = 64,
         packed: bool = True,
+        group: Group = ALONE,
+        shard: Shard | None = None,
     ) -> None:
         self.spec = spec = read_spec(folder)
+        shard = shard or shard_of(spec, group.rank, group.size)
         cuts = partition_layers(spec.num_layers, stages, partition)
         self.stages = []
         self.caches = []
         for start, end in cuts:
-            stage = build_stage(spec, (start, end), start == 0, end == spec.num_layers, dtype)
+            ends = (start == 0, end == spec.num_layers)
+            stage = build_stage(spec, (start, end), *ends, dtype, shard=shard, group=group)
             load_weights(stage, folder)
             if packed:
                 stage.pack()
             self.stages.append(stage)
-            shape = (blocks, 2, spec.num_kv_heads, BLOCK, spec.head_dim)
+            shape = (blocks, 2, shard.num_kv_heads, BLOCK, spec.head_dim)
             self.caches.append([torch.full(shape, float("nan"), dtype=dtype) for _ in range(start, end)])
         self.state = BatchState(spec.max_model_len, BLOCK)
         self._free = list(range(1, blocks))
         self._free.reverse()
         self.tables: dict[int, list[int]] = {}
+        self.passed: list[Tensor] = []
+        """Hidden states [T, H] behind the embedding and each stage in the newest step."""
 
     def add(self, slot: int, tokens: list[int], length: int | None = None) -> None:
         """Register a sequence and give it scattered blocks for `length` tokens."""
@@ -60,14 +68,16 @@ class Pipeline:
         return plan.batch, torch.from_numpy(self.state.input_ids(plan, np.empty(0, np.int64)))
 
     def forward(self, batch: Batch, tokens: Tensor) -> Tensor:
-        """Return logits [T, V] of every token of a step."""
+        """Return logits [T, V] of every token of a step; of a split vocabulary, this rank's columns."""
         hidden = self.stages[0].embed(tokens, batch.positions)
+        self.passed = [hidden]
         for stage, caches in zip(self.stages, self.caches, strict=True):
             before = hidden.clone()
             passed = stage.run(hidden, batch, caches)
             assert torch.equal(before.nan_to_num(), hidden.nan_to_num()), "a stage wrote its input"
             assert passed.shape == (len(tokens), stage.boundary_size)
             hidden = passed
+            self.passed.append(hidden)
         return self.stages[-1].logits(hidden)
 
     def step(self, *rows: tuple[int, int, int]) -> Tensor:

@@ -135,8 +135,8 @@ def test_dummy_weights_are_the_same_for_every_cut(family: str, tmp_path: Path) -
     assert all(bool(value.isfinite().all()) for value in values.values())
     for stage in stages_of(folder, 3):
         init_dummy(stage, 3)
-        for name, target in stage.sources:
-            assert torch.equal(target, values[name]), name
+        for source in stage.sources:
+            assert torch.equal(source.target, values[source.name]), source.name
     other = stages_of(folder, 1)[0]
     init_dummy(other, 4)
     assert not torch.equal(other.sources[0].target, whole.sources[0].target)

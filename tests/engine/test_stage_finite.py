@@ -93,8 +93,9 @@ class Line:
     def poison(self, name: str, value: float = float("nan")) -> None:
         """Put one bad number into the weights whose checkpoint name contains `name`."""
         for stage in self.stages:
-            for source, target in stage.model.sources:
-                if name in source:
+            for source in stage.model.sources:
+                target = source.target
+                if name in source.name:
                     target.view(-1)[67 % target.numel()] = value  # row 0 and 1 of a position table are unused
                     return
         raise AssertionError(f"no weight {name}")

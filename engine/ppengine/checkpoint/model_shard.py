@@ -25,6 +25,8 @@ class Shard:
     inner: tuple[int, int]
     """Columns of the MLP."""
     vocabulary: tuple[int, int]
+    vocab_size: int
+    """Rows of the whole vocabulary."""
 
     @property
     def num_heads(self) -> int:
@@ -35,6 +37,12 @@ class Shard:
     def num_kv_heads(self) -> int:
         """KV heads of this rank, replicated ones among them."""
         return self.kv_heads[1] - self.kv_heads[0]
+
+    @property
+    def vocabulary_widths(self) -> list[int]:
+        """Rows of the vocabulary by rank."""
+        spans = (_span(self.vocab_size, rank, self.size) for rank in range(self.size))
+        return [end - first for first, end in spans]
 
 
 def shard_of(spec: ModelSpec, rank: int = 0, size: int = 1) -> Shard:
@@ -50,6 +58,7 @@ def shard_of(spec: ModelSpec, rank: int = 0, size: int = 1) -> Shard:
         kv_heads=(first_kv, first_kv + max(1, kv // size)),
         inner=_span(spec.intermediate_size, rank, size),
         vocabulary=_span(spec.vocab_size, rank, size),
+        vocab_size=spec.vocab_size,
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ppengine.checkpoint.model_shard import Shard, shard_of
 from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.models.group import ALONE, Group
 from ppengine.models.layers import WeightTable
 from ppengine.models.llama import LlamaStage
 from ppengine.models.loader import init_dummy, load_weights
@@ -31,11 +33,17 @@ def build_stage(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
+    shard: Shard | None = None,
+    group: Group = ALONE,
 ) -> StageModel:
     """Return layers `[start, end)` of a model with empty weights; `first` adds the embedding, `last` the head.
 
-    Tokens at positions up to `max_model_len` (None: the model's) can be run.
+    Tokens at positions up to `max_model_len` (None: the model's) can be run. The stage holds `shard` (None: all) of
+    each layer; `group` has the ranks with the other shards.
     """
-    table = WeightTable(dtype, torch.device(device))
+    shard = shard or shard_of(spec)
+    if (shard.rank, shard.size) != (group.rank, group.size):
+        raise ValueError(f"shard {shard.rank} of {shard.size} for rank {group.rank} of {group.size}")
+    table = WeightTable(dtype, torch.device(device), shard, group)
     stage = STAGES[spec.model_type](spec, layers, first, last, table, max_model_len or spec.max_model_len)
     return stage.eval()

@@ -19,7 +19,10 @@ class Group(Protocol):
     size: int
 
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
-        """Return the sum of all ranks' `part`, added in rank order. `part`, contiguous, may be overwritten."""
+        """Return the sum of all ranks' `part` [T, W], contiguous, added in rank order.
+
+        The result is the caller's: no later call writes to it. `part` may be overwritten, and may be the result.
+        """
 
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         """Return all ranks' `part` [R, w] side by side, [R, sum of `widths`]; rank r's has width `widths[r]`."""

@@ -1,7 +1,12 @@
-"""Parts that the models share: linear layers made of several checkpoint tensors, and the table of those."""
+"""Parts that the models share: linear layers made of several checkpoint tensors, and the table of those.
+
+A rank of a tensor-parallel stage holds spans of rows or columns of those tensors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -11,6 +16,11 @@ from ppkernels.activation_kind import Activation
 from ppkernels.cpu import linear
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
+
+from ppengine.checkpoint.model_shard import Shard
+from ppengine.common.groups import EMBED, site
+from ppengine.models.group import ALONE, Group
 
 T = TypeVar("T")
 
@@ -22,41 +32,109 @@ def part_of(part: T | None, where: str) -> T:
     return part
 
 
-class Source(NamedTuple):
-    """One tensor of the checkpoint and the part of a parameter that it fills."""
+class Cut(NamedTuple):
+    """The rows or columns `[first, end)` of a checkpoint tensor that has `whole` of them."""
+
+    whole: int
+    first: int
+    end: int
+
+    @property
+    def width(self) -> int:
+        """Rows or columns of this rank."""
+        return self.end - self.first
+
+    def times(self, width: int) -> Cut:
+        """Return the cut of rows of which each head has `width`."""
+        return Cut(self.whole * width, self.first * width, self.end * width)
+
+
+def uncut(whole: int) -> Cut:
+    """Return the cut that takes all."""
+    return Cut(whole, 0, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor of the checkpoint, or a part of it, and the part of a parameter that it fills."""
 
     name: str
     target: Tensor
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    index: tuple[slice, ...]
+    """The part of the tensor that goes to `target`."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the target takes the whole tensor."""
+        return self.target.shape == self.shape
 
 
 class WeightTable:
-    """Makes the parameters of a stage, empty, and remembers which checkpoint tensors they are made of."""
+    """Makes the parameters of a stage, empty, and remembers which checkpoint tensors they are made of.
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    `shard` is this rank's share of the model; `group` sums the products of its ranks.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, shard: Shard, group: Group = ALONE) -> None:
         self.dtype = dtype
         self.device = device
+        self.shard = shard
+        self.group = group
         self.sources: list[Source] = []
         self.bytes = 0
 
-    def fuse(self, parts: list[tuple[str, int]], *inner: int) -> nn.Parameter:
-        """Return a parameter [sum of rows, *inner] whose rows are the tensors `parts` (name, rows), in order."""
-        total = sum(rows for _, rows in parts)
-        data = torch.empty((total, *inner), dtype=self.dtype, device=self.device)
-        self.bytes += data.numel() * data.element_size()
-        first = 0
-        for name, rows in parts:
-            self.sources.append(Source(name, data[first : first + rows]))
-            first += rows
+    def fuse(self, parts: list[tuple[str, Cut]], *inner: int) -> nn.Parameter:
+        """Return a parameter [sum of rows, *inner] whose rows are those of the tensors `parts`, in order.
+
+        A part is a tensor's name and the rows that are taken of it.
+        """
+        data = self._make(sum(cut.width for _, cut in parts), *inner)
+        begin = 0
+        for name, cut in parts:
+            target = data[begin : begin + cut.width]
+            self.sources.append(Source(name, target, (cut.whole, *inner), (slice(cut.first, cut.end),)))
+            begin += cut.width
         return nn.Parameter(data, requires_grad=False)
 
     def take(self, name: str, *shape: int) -> nn.Parameter:
         """Return a parameter of `shape` that is the tensor `name`."""
-        return self.fuse([(name, shape[0])], *shape[1:])
+        return self.fuse([(name, uncut(shape[0]))], *shape[1:])
 
-    def linear(self, parts: list[tuple[str, int]], inputs: int, bias: bool) -> Linear:
+    def vocabulary(self, name: str, width: int) -> nn.Parameter:
+        """Return this rank's rows [V / size, width] of the tensor `name`, which has a row for each token."""
+        return self.fuse([(name, Cut(self.shard.vocab_size, *self.shard.vocabulary))], width)
+
+    def linear(self, parts: list[tuple[str, Cut]], inputs: int, bias: bool) -> Linear:
         """Return a linear layer of `parts` (prefix, outputs) side by side; each has `.weight` and maybe `.bias`."""
-        weight = self.fuse([(f"{name}.weight", rows) for name, rows in parts], inputs)
-        return Linear(weight, self.fuse([(f"{name}.bias", rows) for name, rows in parts]) if bias else None)
+        weight = self.fuse([(f"{name}.weight", cut) for name, cut in parts], inputs)
+        return Linear(weight, self.fuse([(f"{name}.bias", cut) for name, cut in parts]) if bias else None)
+
+    def summed(self, name: str, outputs: int, inputs: Cut, bias: bool, number: int) -> Linear:
+        """Return a linear layer whose `inputs` are split over the ranks; `number` is its call site (`site`)."""
+        data = self._make(outputs, inputs.width)
+        index = (slice(None), slice(inputs.first, inputs.end))
+        self.sources.append(Source(f"{name}.weight", data, (outputs, inputs.whole), index))
+        weight = nn.Parameter(data, requires_grad=False)
+        offset = self.take(f"{name}.bias", outputs) if bias else None
+        return Linear(weight, offset) if self.group.size == 1 else SummedLinear(weight, offset, self.group, number)
+
+    def _make(self, *shape: int) -> Tensor:
+        data = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.bytes += data.numel() * data.element_size()
+        return data
+
+
+def token_rows(rows: Callable[[Tensor], Tensor], ids: Tensor, shard: Shard, group: Group) -> Tensor:
+    """Return rows [T, W] of `ids` [T] from a table that is split by rows; `rows` looks up in this rank's part."""
+    if group.size == 1:
+        return rows(ids)
+    first, end = shard.vocabulary
+    local = ids - first
+    outside = (local < 0) | (local >= end - first)
+    part = rows(local.masked_fill(outside, 0)).masked_fill_(outside.unsqueeze(1), 0)
+    return group.all_reduce(part.contiguous(), site(0, EMBED))
 
 
 class Linear(nn.Module):
@@ -114,3 +192,20 @@ class Linear(nn.Module):
     def rows(self, indices: Tensor) -> Tensor:
         """Return rows [T, inputs] of the weight: a head that is tied to the embedding serves as that."""
         return linear.rows_of(self.weight, indices) if self.packed else functional.embedding(indices, self.weight)
+
+
+class SummedLinear(Linear):
+    """y = x W^T + b of inputs that are split over the ranks of a group: each rank has a part of every sum."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, number: int) -> None:
+        # Without a bias: each rank would add it.
+        super().__init__(weight, None)
+        self._offset = bias
+        self._group = group
+        self._number = number
+
+    @override
+    def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
+        """Return y [T, outputs], the same on all ranks, of this rank's `inputs` [T, inputs / size]."""
+        total = self._group.all_reduce(super().forward(inputs), self._number)
+        return activate(total if self._offset is None else total.add_(self._offset), activation)

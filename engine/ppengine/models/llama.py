@@ -22,7 +22,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from ppengine.checkpoint.model_spec import ModelSpec, RopeSpec
-from ppengine.models.layers import Linear, WeightTable, part_of
+from ppengine.common.groups import ATTENTION, MLP, site
+from ppengine.models.layers import Cut, Linear, WeightTable, part_of, token_rows
 from ppengine.models.residual import Residual
 from ppengine.models.rope import inverse_frequencies
 from ppengine.models.stage_model import Layer, StageModel
@@ -41,12 +42,12 @@ class LlamaStage(StageModel):
         max_model_len: int,
     ) -> None:
         super().__init__(spec, layers, first, last, table)
-        hidden, vocabulary = spec.hidden_size, spec.vocab_size
+        hidden = spec.hidden_size
         tied = spec.tie_word_embeddings
         self.embedding = self.head = self.norm = None
         embedding = "model.embed_tokens.weight"
         if first and not (last and tied):
-            self.embedding = table.take(embedding, vocabulary, hidden)
+            self.embedding = table.vocabulary(embedding, hidden)
         rope = spec.rope or RopeSpec()
         frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
         self._rope = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
@@ -54,19 +55,22 @@ class LlamaStage(StageModel):
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table, self._rope) for index in range(*layers)])
         if last:
             self.norm = _rms_norm("model.norm", hidden, spec, table)
-            self.head = Linear(table.take(embedding if tied else "lm_head.weight", vocabulary, hidden), None)
+            self.head = Linear(table.vocabulary(embedding if tied else "lm_head.weight", hidden), None)
 
     @override
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return token_rows(self._rows, token_ids, self.shard, self.group)
+
+    def _rows(self, indices: Tensor) -> Tensor:
         if self.head is not None and self.spec.tie_word_embeddings:
-            return self.head.rows(token_ids)
-        return functional.embedding(token_ids, part_of(self.embedding, "first"))
+            return self.head.rows(indices)
+        return functional.embedding(indices, part_of(self.embedding, "first"))
 
     def pack(self) -> None:
-        """As `StageModel.pack`; a stage whose layers are packed runs each of them in one call."""
+        """As `StageModel.pack`; a stage whose layers are packed, and whole, runs each of them in one call."""
         super().pack()
         layers = [cast(LlamaLayer, layer) for layer in self.layers]
-        if all(layer.packed for layer in layers):
+        if self.group.size == 1 and all(layer.packed for layer in layers):
             self._packed_layers = [layer.arrays() for layer in layers]
 
     def _run(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Tensor:
@@ -84,7 +88,7 @@ class LlamaStage(StageModel):
             lengths=batch.seq_lens.numpy(),
             tables=batch.block_tables.numpy(),
         )
-        heads, eps = self.spec.num_heads, self.spec.norm_eps
+        heads, eps = self.shard.num_heads, self.spec.norm_eps
         for weights, cache in zip(self._packed_layers, kv, strict=True):
             done = llama_layer(residual, weights, cache.numpy(), rows, heads, eps)
             if done == BAD_SLOT:
@@ -103,20 +107,22 @@ class LlamaLayer(Layer):
     def __init__(self, spec: ModelSpec, index: int, table: WeightTable, rope: tuple[Tensor, Tensor]) -> None:
         super().__init__()
         prefix = f"model.layers.{index}."
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        hidden, shard = spec.hidden_size, table.shard
+        query = Cut(spec.num_heads, *shard.heads).times(spec.head_dim)
+        key = Cut(spec.num_kv_heads, *shard.kv_heads).times(spec.head_dim)
+        inner = Cut(spec.intermediate_size, *shard.inner)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        self.heads, self.kv_heads, self.head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.heads, self.kv_heads, self.head_dim = shard.num_heads, shard.num_kv_heads, spec.head_dim
         self._rope = rope
         self.input_norm = _rms_norm(prefix + "input_layernorm", hidden, spec, table)
         parts = [(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
         self.q_norm = _rms_norm(attention + "q_norm", spec.head_dim, spec, table) if spec.qk_norm else None
         self.k_norm = _rms_norm(attention + "k_norm", spec.head_dim, spec, table) if spec.qk_norm else None
-        self.out = table.linear([(attention + "o_proj", hidden)], query, spec.out_bias)
+        self.out = table.summed(attention + "o_proj", hidden, query, spec.out_bias, site(index, ATTENTION))
         self.mlp_norm = _rms_norm(prefix + "post_attention_layernorm", hidden, spec, table)
         self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
-        self.down = table.linear([(mlp + "down_proj", hidden)], inner, spec.mlp_bias)
+        self.down = table.summed(mlp + "down_proj", hidden, inner, spec.mlp_bias, site(index, MLP))
 
     @property
     def packed(self) -> bool:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from ppengine.checkpoint.config_json import CheckpointError
 from ppengine.checkpoint.tensor_files import WEIGHT_DTYPES, tensor_files
+from ppengine.models.layers import Source
 from ppengine.models.stage_model import StageModel
 
 DUMMY_SCALE = 0.05
@@ -22,50 +24,65 @@ _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Read the tensors of this stage's layers, and only those, from the checkpoint in `folder`.
 
-    `progress` is called with tensors read and tensors in all. Raises CheckpointError naming tensor, file and shapes
-    if a tensor is missing or of another shape.
+    A tensor that is split over ranks is read in this rank's part alone. `progress` is called with tensors read and
+    tensors in all. Raises CheckpointError naming tensor, file and shapes if a tensor is missing or of another shape.
     """
     files = tensor_files(folder)
     with ExitStack() as stack, torch.no_grad():
         opened: dict[Path, Any] = {}
-        for number, (name, target) in enumerate(model.sources, 1):
-            stored = _stored_name(name, files)
+        for number, source in enumerate(model.sources, 1):
+            stored = _stored_name(source.name, files)
             if stored is None:
                 held = ", ".join(sorted({path.name for path in files.values()}))
-                raise CheckpointError(f"{folder}: tensor {name} {list(target.shape)} is in none of its files ({held})")
+                name = f"{source.name} {list(source.shape)}"
+                raise CheckpointError(f"{folder}: tensor {name} is in none of its files ({held})")
             path = files[stored]
             try:
                 if path not in opened:
                     opened[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-                tensor = opened[path].get_tensor(stored)
+                tensor, shape = _read(opened[path], stored, source)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{path}: tensor {stored}: {' '.join(str(error).split())}") from None
             if tensor.dtype not in _WEIGHT_DTYPES:
                 works = ", ".join(WEIGHT_DTYPES)
                 raise CheckpointError(f"{path}: tensor {stored} is {tensor.dtype}; its type must be one of {works}")
-            if tensor.shape != target.shape:
-                raise CheckpointError(
-                    f"{path}: tensor {stored} is {list(tensor.shape)}; config.json makes it {list(target.shape)}"
-                )
-            target.copy_(tensor)
+            if shape != source.shape:
+                made = list(source.shape)
+                raise CheckpointError(f"{path}: tensor {stored} is {list(shape)}; config.json makes it {made}")
+            source.target.copy_(tensor)
             if progress is not None:
                 progress(number, len(model.sources))
 
 
 def init_dummy(model: StageModel, seed: int) -> None:
-    """Fill the parameters with small random numbers, the same for a tensor however the model is cut into stages.
+    """Fill the parameters with small random numbers, the same for a tensor however the model is cut.
 
     A GPU draws its own, others than a CPU's: drawing those of an 8B model takes a CPU a minute.
     """
     with torch.no_grad():
-        for name, target in model.sources:
+        for source in model.sources:
+            name, device = source.name, source.target.device
             # One hash of both: the generator looks at 32 bits of its seed alone.
-            generator = torch.Generator(target.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            values = torch.randn(target.shape, generator=generator, dtype=torch.float32, device=target.device)
-            values.mul_(DUMMY_SCALE)
+            generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            # The whole tensor: a number depends on all that were drawn before it.
+            whole = torch.randn(source.shape, generator=generator, dtype=torch.float32, device=device)
+            values = whole[source.index].mul_(DUMMY_SCALE)
             if "norm" in name and name.endswith("weight"):
                 values.add_(1.0)
-            target.copy_(values)
+            source.target.copy_(values)
+
+
+def _read(file: Any, stored: str, source: Source) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the part of the tensor `stored` that `source` takes, and the shape of all of it.
+
+    If the shape is not that of `source`, the part is empty.
+    """
+    if source.is_whole:
+        tensor: Tensor = file.get_tensor(stored)
+        return tensor, tuple(tensor.shape)
+    whole = file.get_slice(stored)
+    shape = tuple(whole.get_shape())
+    return whole[source.index if shape == source.shape else (slice(0, 0),)], shape
 
 
 def _stored_name(name: str, files: dict[str, Path]) -> str | None:

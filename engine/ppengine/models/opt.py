@@ -12,7 +12,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.models.layers import Linear, WeightTable, part_of
+from ppengine.common.groups import ATTENTION, MLP, site
+from ppengine.models.layers import Cut, Linear, WeightTable, part_of, token_rows, uncut
 from ppengine.models.residual import Residual
 from ppengine.models.stage_model import Layer, StageModel
 
@@ -39,29 +40,31 @@ class OptStage(StageModel):
         self.embedding = self.positions = self.head = self.norm = self.project_in = self.project_out = None
         embedding = _PREFIX + "embed_tokens.weight"
         if first and not (last and tied):
-            self.embedding = table.take(embedding, spec.vocab_size, width)
+            self.embedding = table.vocabulary(embedding, width)
         if first:
             rows = spec.max_position + POSITION_OFFSET
             self.positions = table.take(_PREFIX + "embed_positions.weight", rows, hidden)
             if projected:
-                self.project_in = table.linear([(_PREFIX + "project_in", hidden)], width, bias=False)
+                self.project_in = table.linear([(_PREFIX + "project_in", uncut(hidden))], width, bias=False)
         self.layers = nn.ModuleList([OptLayer(spec, index, table) for index in range(*layers)])
         if last:
             self.norm = _layer_norm(_PREFIX + "final_layer_norm", spec, table) if spec.final_norm else None
             if projected:
-                self.project_out = table.linear([(_PREFIX + "project_out", width)], hidden, bias=False)
-            self.head = Linear(table.take(embedding if tied else "lm_head.weight", spec.vocab_size, width), None)
+                self.project_out = table.linear([(_PREFIX + "project_out", uncut(width))], hidden, bias=False)
+            self.head = Linear(table.vocabulary(embedding if tied else "lm_head.weight", width), None)
 
     @override
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        if self.head is not None and self.spec.tie_word_embeddings:
-            hidden = self.head.rows(token_ids)
-        else:
-            hidden = functional.embedding(token_ids, part_of(self.embedding, "first"))
+        hidden = token_rows(self._rows, token_ids, self.shard, self.group)
         if self.project_in is not None:
             hidden = self.project_in(hidden)
         positions = positions + POSITION_OFFSET
         return hidden.add_(functional.embedding(positions, part_of(self.positions, "first")))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        if self.head is not None and self.spec.tie_word_embeddings:
+            return self.head.rows(indices)
+        return functional.embedding(indices, part_of(self.embedding, "first"))
 
     @override
     def logits(self, hidden: Tensor) -> Tensor:
@@ -85,16 +88,18 @@ class OptLayer(Layer):
     def __init__(self, spec: ModelSpec, index: int, table: WeightTable) -> None:
         super().__init__()
         prefix = f"{_PREFIX}layers.{index}."
-        hidden, attention = spec.hidden_size, prefix + "self_attn."
-        self.heads, self.head_dim = spec.num_heads, spec.head_dim
+        hidden, shard, attention = spec.hidden_size, table.shard, prefix + "self_attn."
+        heads = Cut(spec.num_heads, *shard.heads).times(spec.head_dim)
+        inner = Cut(spec.intermediate_size, *shard.inner)
+        self.heads, self.head_dim = shard.num_heads, spec.head_dim
         self.norm_before = spec.norm_before
         self.activation = Activation(spec.activation)
-        parts = [(attention + name, hidden) for name in ("q_proj", "k_proj", "v_proj")]
+        parts = [(attention + name, heads) for name in ("q_proj", "k_proj", "v_proj")]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
-        self.out = table.linear([(attention + "out_proj", hidden)], hidden, spec.out_bias)
+        self.out = table.summed(attention + "out_proj", hidden, heads, spec.out_bias, site(index, ATTENTION))
         self.attention_norm = _layer_norm(prefix + "self_attn_layer_norm", spec, table)
-        self.up = table.linear([(prefix + "fc1", spec.intermediate_size)], hidden, spec.mlp_bias)
-        self.down = table.linear([(prefix + "fc2", hidden)], spec.intermediate_size, spec.mlp_bias)
+        self.up = table.linear([(prefix + "fc1", inner)], hidden, spec.mlp_bias)
+        self.down = table.summed(prefix + "fc2", hidden, inner, spec.mlp_bias, site(index, MLP))
         self.mlp_norm = _layer_norm(prefix + "final_layer_norm", spec, table)
 
     @override

@@ -7,14 +7,14 @@ from ppkernels.activation_kind import Activation
 from ppkernels.norms import Norm
 from torch import Tensor
 
-from ppengine.models.layers import Linear
+from ppengine.models.layers import Linear, SummedLinear
 
 
 class Residual:
     """Hidden states [T, H]. Its inputs are never written to.
 
     On a CPU, and with few rows on a GPU, a product is added to the stream as it is made. With more rows on a GPU it
-    comes from a library, and waits for the next norm, which adds it in the same pass.
+    comes from a library, and waits for the next norm, which adds it in the same pass. So does a sum over ranks.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -38,7 +38,7 @@ class Residual:
     def add(self, linear: Linear, inputs: Tensor) -> None:
         """Add `linear` of `inputs` [T, inputs]."""
         values = self.values
-        if gpu.serves(inputs) and not linear.takes(inputs):
+        if isinstance(linear, SummedLinear) or (gpu.serves(inputs) and not linear.takes(inputs)):
             self._values = values if self._own else values.clone()
             self._update = linear(inputs)
         elif self._own and not gpu.serves(inputs):

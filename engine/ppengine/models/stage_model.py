@@ -33,6 +33,9 @@ class StageModel(nn.Module, ABC):
 
     Call it in inference mode: to enter that for each method would cost as much as a small operation. No method writes
     its arguments, the KV cache excepted.
+
+    With tensor parallelism, `shard` is the share of this rank, and the ranks of `group` call the same methods in the
+    same order. Hidden states are bitwise equal on all of them.
     """
 
     layers: nn.ModuleList
@@ -44,6 +47,8 @@ class StageModel(nn.Module, ABC):
         self.layer_range = layers
         self.first = first
         self.last = last
+        self.shard = table.shard
+        self.group = table.group
         self._table = table
 
     @property
@@ -53,7 +58,7 @@ class StageModel(nn.Module, ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters of this stage."""
+        """Bytes of all parameters of this stage and rank."""
         return self._table.bytes
 
     @property
@@ -62,7 +67,7 @@ class StageModel(nn.Module, ABC):
         return self._table.sources
 
     def pack(self) -> None:
-        """Bring the weights, all loaded, into the form that this machine's kernels take (see `Linear.pack`)."""
+        """Bring the weights, all loaded, into the form that this machine's kernels take, see `Linear.pack`."""
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
@@ -95,7 +100,7 @@ class StageModel(nn.Module, ABC):
         return ((index, part, residual.values) for index, part, residual in self._residuals(hidden, batch, kv))
 
     def _residuals(self, hidden: Tensor, batch: Batch, kv: list[Tensor]) -> Iterator[tuple[int, str, Residual]]:
-        residual, plan = Residual(hidden), AttentionPlan(batch, self.spec.num_heads, hidden.dtype)
+        residual, plan = Residual(hidden), AttentionPlan(batch, self.shard.num_heads, hidden.dtype)
         layers = cast(Iterable[Layer], self.layers)
         for index, layer, cache in zip(range(*self.layer_range), layers, kv, strict=True):
             layer.attend(residual, plan, cache)
@@ -105,4 +110,4 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Last stage: return [R, V] of the rows `hidden` [R, H]."""
+        """Last stage: return [R, V] of the rows `hidden` [R, H]; of a split vocabulary, this rank's columns."""

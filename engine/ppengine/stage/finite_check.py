@@ -125,7 +125,8 @@ class FiniteCheck:
     def _weights(self, layer: int | None = None) -> list[str]:
         """Name weights that are not finite: of a layer, else of the embedding or the head."""
         found = []
-        for name, weight in self._model.sources:
+        for source in self._model.sources:
+            name, weight = source.name, source.target
             inside = f".layers.{layer}." in name if layer is not None else ".layers." not in name
             if inside and not is_finite(weight):
                 bad = int((~torch.isfinite(weight)).sum())
