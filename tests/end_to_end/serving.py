@@ -67,7 +67,7 @@ class Served:
         parallel = {"executor": "local", **msgspec.to_builtins(profile)["parallel"]}
         self.stages: int = parallel["pipeline"]
         # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
-        self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages
+        self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages * parallel.get("tensor", 1)
         self._serves_s = 250 if parallel["executor"] == "ray" else 100
         self._forks = parallel["executor"] == "local"
         self.code = 0

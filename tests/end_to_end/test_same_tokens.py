@@ -37,19 +37,22 @@ class Case(NamedTuple):
     sections: dict[str, Any]
 
 
-def case(family: str, stages: int, threads: int = 1, **sections: Any) -> Any:
-    return pytest.param(Case(family, stages, threads, sections), id=f"{family}-{stages}")
+def case(family: str, stages: int, threads: int = 1, tensor: int = 1, **sections: Any) -> Any:
+    sections["parallel"] = {**sections.get("parallel", {}), "tensor": tensor}
+    return pytest.param(Case(family, stages, threads, sections), id=f"{family}-{stages}x{tensor}")
 
 
 SWAP, AHEAD = {"preemption": "swap"}, {"schedule_ahead": True}
-# Every family, the bundled model and each number of stages; the first one also has errors planted. Ray: `test_ray`.
+# Every family with and without ranks, the bundled model and each number of stages; the first one also has errors
+# planted. With four ranks, KV heads are replicated. Ray: `test_ray`. Ranks of all families: `test_models_shards`.
 CASES = [
     case("llama", 2),
+    case("llama", 2, tensor=2),
     case("opt", 4, scheduler=SWAP),
-    case("opt-350m", 3),
-    case("mistral", 2, scheduler=AHEAD, parallel={"partition": [1, 3]}),
-    case("qwen2", 1, threads=2),
-    case("qwen3", 4, scheduler=AHEAD),
+    case("opt-350m", 1, tensor=2),
+    case("mistral", 2, tensor=2, scheduler=AHEAD, parallel={"partition": [1, 3]}),
+    case("qwen2", 1, tensor=2, threads=2),
+    case("qwen3", 1, tensor=4, scheduler=AHEAD),
     case("tiny", 1),
     case("tiny", 3, scheduler={**SWAP, **AHEAD}),
 ]

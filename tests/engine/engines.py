@@ -98,7 +98,7 @@ class Engine:
         return Path("/dev/shm") / f"ppconsole-{os.getuid()}-{self.event['id']}"
 
     def find_processes(self, count: int) -> dict[str, int]:
-        """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, ..."""
+        """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, `stage0.1`, ..."""
         self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 60.0)
         return self.pids
 
@@ -108,6 +108,8 @@ class Engine:
             words = _cmdline(pid).decode().replace("\0", " ").split()
             if "--engine" in words:
                 stage = words[words.index("--stage") + 1] if "--stage" in words else ""
+                if "--rank" in words and (rank := words[words.index("--rank") + 1]) != "0":
+                    stage = f"{stage}.{rank}"
                 module = words[words.index("-m") + 1]
                 found["stage" + stage if stage else module.removesuffix(".__main__").rpartition(".")[2]] = pid
         return found if len(found) == count else None

@@ -90,6 +90,8 @@ class Waiting(msgspec.Struct, kw_only=True):
     stage: int | None
     what: str
     since_ms: float
+    rank: int | None = None
+    """Tensor rank of its own stage whose part of a collective it waits for; null: it waits for no rank."""
 
 
 class StepMs(msgspec.Struct, kw_only=True):
@@ -179,6 +181,10 @@ class StageInfo(msgspec.Struct, kw_only=True):
     step_ms: StepMs = msgspec.field(default_factory=StepMs)
     idle_fraction: float | None = None
     """Share of the last seconds in which the main loop waited for others; of a GPU, in which it had nothing to do."""
+    rank_wait: float | None = None
+    """Share of the last second in which it waited for other ranks of its stage; null: it has none, or not known.
+
+    The rank that waits least is the one that comes late."""
     memory: StageMemory = msgspec.field(default_factory=StageMemory)
     kv_blocks: KvBlocks = msgspec.field(default_factory=KvBlocks)
     swap_blocks: SwapBlocks = msgspec.field(default_factory=SwapBlocks)
@@ -303,6 +309,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     suggest: str = ""
     root: bool = True
     """False for a stage that only suffers from another."""
+    rank: int | None = None
+    """Tensor rank of the stage; null: stages have one rank, or all of them are meant."""
 
 
 class WaitInfo(msgspec.Struct, kw_only=True):

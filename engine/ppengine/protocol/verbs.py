@@ -148,6 +148,8 @@ class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=Tru
 
     kind: str
     stage: int | None = None
+    rank: int = 0
+    """Tensor rank of the stage."""
 
 
 class ClearFaults(msgspec.Struct, tag="clear-faults", kw_only=True, forbid_unknown_fields=True):
