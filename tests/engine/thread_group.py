@@ -1,4 +1,4 @@
-"""Groups of ranks that are threads of this process: `run_ranks` runs a function on every rank."""
+"""Groups of ranks that are threads of this process, `run_ranks` runs a function on every rank; and a spec to split."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.groups import site_text
 from torch import Tensor
 
@@ -81,3 +82,13 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T], kind: type[ThreadGrou
     if errors:
         raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
     return [future.result() for future in futures]
+
+
+def make_spec(**fields: int) -> ModelSpec:
+    """Return a Llama with 12 query heads, 4 KV heads, an MLP of 96 and 48 tokens, or with other `fields`."""
+    sizes = {"num_heads": 12, "num_kv_heads": 4, "intermediate_size": 96, "vocab_size": 48, **fields}
+    return ModelSpec(
+        model_type="llama", architecture="LlamaForCausalLM", num_layers=1, hidden_size=24, head_dim=2,
+        max_position=64, dtype="float32", tie_word_embeddings=False, norm_eps=1e-5, activation="silu",
+        eos_token_ids=[2], **sizes,
+    )  # fmt: skip

@@ -74,7 +74,9 @@ def refusal(spec: ModelSpec, size: int) -> str:
 
 def _splits(spec: ModelSpec, size: int) -> bool:
     heads, kv = spec.num_heads, spec.num_kv_heads
-    return heads % size == 0 and (kv % size == 0 or size % kv == 0) and spec.vocab_size >= size
+    if size < 1 or heads % size or (kv % size and size % kv):
+        return False
+    return size <= min(spec.vocab_size, spec.intermediate_size)
 
 
 def _span(width: int, rank: int, size: int) -> tuple[int, int]:

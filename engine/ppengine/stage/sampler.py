@@ -8,16 +8,25 @@ from ppkernels.sampling import sample
 from ppkernels.sampling_inputs import SamplingInputs
 from torch import Tensor
 
+from ppengine.checkpoint.model_shard import Shard
+from ppengine.models.group import ALONE, Group
 from ppengine.protocol.steps import Register, Sampled
+from ppengine.stage.candidates import sample_split
 
 
 def sample_rows(
-    logits: Tensor, requests: Mapping[int, Register], slots: list[int], positions: list[int]
+    logits: Tensor,
+    requests: Mapping[int, Register],
+    slots: list[int],
+    positions: list[int],
+    shard: Shard | None = None,
+    group: Group = ALONE,
 ) -> tuple[Tensor, list[Sampled]]:
     """Return tokens [R] int64 and their wire form, in row order.
 
-    `logits` is [R, V]; `positions` say where in its sequence each token goes, which keys its random
-    number.
+    `logits` is [R, V], or this rank's columns of it if `shard` says that the vocabulary is split over
+    `group`: all of its ranks return the same. `positions` say where in its sequence each token goes,
+    which keys its random number.
     """
     rows = [requests[slot] for slot in slots]
     inputs = SamplingInputs(
@@ -34,7 +43,10 @@ def sample_rows(
         },
         logprobs=[row.logprobs for row in rows],
     )
-    output = sample(logits, inputs)
+    if shard is None or shard.size == 1:
+        output = sample(logits, inputs)
+    else:
+        output = sample_split(logits, inputs, shard, group)
     sampled = [Sampled(slot, token) for slot, token in zip(slots, output.tokens.tolist(), strict=True)]
     for index, (chosen, best) in output.logprobs.items():
         sampled[index].logprob, sampled[index].top = chosen, best

@@ -84,7 +84,8 @@ class CpuRunner(Runner):
             self._finite.look_at_logits(number, plan, logits)
         self._ring.part(_SAMPLE, number, -1, rows)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
-        tokens, sampled = sample_rows(logits, self._state.requests, slots.tolist(), positions.tolist())
+        requests, model = self._state.requests, self._model
+        tokens, sampled = sample_rows(logits, requests, slots.tolist(), positions.tolist(), model.shard, model.group)
         if self._token_sender is not None:
             self._token_sender.sampled(number, tokens)
         elif self._tokens is not None:
