@@ -15,7 +15,7 @@ from checkpoints import make_checkpoint
 from ppengine.checkpoint.model_shard import Shard, shard_of
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.common.groups import ATTENTION, EMBED, MLP, site
-from ppengine.models.layers import SummedLinear
+from ppengine.models.layers import Linear, SummedLinear
 from stage_runs import Pipeline, exact_logits, random_tokens
 from thread_group import Meeting, ThreadGroup, run_ranks
 from torch import Tensor
@@ -120,6 +120,20 @@ def test_plain_weights_and_float32(name: str, folders: Folders) -> None:
     logits, passed = run_split(folder, 4, 1, torch.float32)
     assert (logits - expected).abs().max() < 3 * (whole - expected).abs().max(), "rounding is as good"
     assert all(torch.equal(each, passed[0]) for each in passed)
+
+
+def test_shards_of_whole_vectors_are_packed(folders: Folders) -> None:
+    """Only a whole stage runs a packed layer in one call: there are sums in the middle of a split one."""
+    packed: list[tuple[bool, int]] = []
+
+    def note(pipeline: Pipeline) -> None:
+        (stage,) = pipeline.stages
+        linears = [module for module in stage.modules() if isinstance(module, Linear)]
+        packed.append((all(linear.packed for linear in linears), len(stage._packed_layers)))
+
+    for size in (1, 2):
+        run_split(folders("llama, replicated KV heads"), size, plant=note)
+    assert packed == [(True, LAYERS), (True, 0), (True, 0)]
 
 
 @pytest.mark.parametrize("name", ["opt", "llama biases, uneven"])

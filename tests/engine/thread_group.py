@@ -17,10 +17,14 @@ _LIMIT_S = 60.0
 
 
 class Meeting:
-    """The place where the ranks of one group exchange tensors."""
+    """The place where the ranks of one group exchange tensors.
+
+    One rank runs at a time, until it waits for the others: Triton's interpreter knows no threads.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.turn = threading.Lock()
         self.barrier = threading.Barrier(size, timeout=_LIMIT_S)
         self.parts: list[tuple[int, Tensor] | None] = [None] * size
 
@@ -28,12 +32,19 @@ class Meeting:
         """Return the parts of all ranks. Raises AssertionError if a rank brings one of another call site."""
         assert part.dim() == 2 and part.is_contiguous()
         self.parts[rank] = (site, part.clone())
-        self.barrier.wait()
+        self._wait()
         brought = [part for part in self.parts if part is not None]
-        self.barrier.wait()
+        self._wait()
         sites = [site_text(number) for number, _ in brought]
         assert len(set(sites)) == 1, f"ranks are at {sites}"
         return [part for _, part in brought]
+
+    def _wait(self) -> None:
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 class ThreadGroup:
@@ -68,11 +79,13 @@ def run_ranks(size: int, work: Callable[[ThreadGroup], T], kind: type[ThreadGrou
 
     def run(rank: int) -> T:
         done = False
+        meeting.turn.acquire()
         try:
             result = work(kind(meeting, rank))
             done = True
             return result
         finally:
+            meeting.turn.release()
             if not done:
                 meeting.barrier.abort()
 
