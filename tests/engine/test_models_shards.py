@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import make_checkpoint
+from checkpoints import make_checkpoint, reference_greedy, reference_logits
 from ppengine.checkpoint.model_shard import Shard, shard_of
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.common.groups import ATTENTION, EMBED, MLP, site
 from ppengine.models.layers import Linear, SummedLinear
+from ppengine.protocol.steps import Row
+from ppengine.stage.sampler import sample_rows
 from stage_runs import Pipeline, exact_logits, random_tokens
 from thread_group import Meeting, ThreadGroup, run_ranks
 from torch import Tensor
@@ -122,6 +124,17 @@ def test_plain_weights_and_float32(name: str, folders: Folders) -> None:
     assert all(torch.equal(each, passed[0]) for each in passed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_as_near_as_transformers(dtype: torch.dtype, folders: Folders) -> None:
+    folder = folders("llama biases, uneven")
+    expected = exact(folder)
+    theirs = (reference_logits(folder, tokens_of(read_spec(folder)), dtype).double() - expected).abs().mean()
+    logits, passed = run_split(folder, 4, 2, dtype)
+    assert logits.dtype == dtype
+    assert (logits.double() - expected).abs().mean() < 2 * theirs
+    assert all(torch.equal(each, passed[0]) for each in passed)
+
+
 def test_shards_of_whole_vectors_are_packed(folders: Folders) -> None:
     """Only a whole stage runs a packed layer in one call: there are sums in the middle of a split one."""
     packed: list[tuple[bool, int]] = []
@@ -205,6 +218,28 @@ def test_planted_errors_show(name: str, folders: Folders) -> None:
         replace(shard, vocabulary=(words[0] - 1, words[1] - 1)),
     ):
         assert difference(shards={1: wrong}) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["opt-350m", "qwen2"])
+def test_greedy_output_is_that_of_transformers(name: str, folders: Folders) -> None:
+    """Every rank chooses its next input itself, from the candidates of all."""
+    folder, count = folders(name), 16
+    prompt = random_tokens(11, 128, seed=3)
+    expected = reference_greedy(folder, prompt, count, torch.float64)
+    assert len(set(expected)) > 4
+
+    def work(group: ThreadGroup) -> list[int]:
+        pipeline = Pipeline(folder, torch.float64, 2, group=group)
+        pipeline.add(0, prompt, length=11 + count)
+        shard, requests, output = pipeline.stages[-1].shard, pipeline.state.requests, []
+        logits = pipeline.step((0, 0, 11))[-1:]
+        while len(output) < count:
+            output.append(int(sample_rows(logits, requests, [0], [11 + len(output)], shard, group)[0]))
+            row = Row(0, 10 + len(output), 1, True, output[-1])
+            logits = pipeline.forward(*pipeline.batch([row]))
+        return output
+
+    assert run_ranks(4, work) == [expected] * 4
 
 
 def test_a_replicated_kv_head_of_another_rank_shows(folders: Folders) -> None:

@@ -20,7 +20,6 @@ from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import Register, Row
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.batch_state import BatchState
-from ppengine.stage.candidates import gather_logits
 from ppkernels.kv_layout import cache_shape
 from thread_group import ThreadGroup, run_ranks
 from torch import Tensor
@@ -75,8 +74,7 @@ def run_steps(spec: ModelSpec, group: ThreadGroup, device: torch.device) -> tupl
         ids = torch.from_numpy(state.input_ids(plan, np.empty(0, np.int64))).to(device)
         batch = batch_on_device(plan.batch, device) if device.type == "cuda" else plan.batch
         out = model.run(model.embed(ids, batch.positions), batch, kv)
-        own = model.logits(out[torch.from_numpy(plan.last_tokens).to(device)])
-        logits.append(gather_logits(own, shard, group))
+        logits.append(model.whole_logits(out[torch.from_numpy(plan.last_tokens).to(device)]))
         hidden.append(out)
     return torch.cat(logits), torch.cat(hidden)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from ppengine.checkpoint.model_shard import Shard
-from ppengine.common.groups import EMBED, site
+from ppengine.common.groups import EMBED, HEAD, site
 from ppengine.models.group import ALONE, Group
 
 T = TypeVar("T")
@@ -135,6 +135,13 @@ def token_rows(rows: Callable[[Tensor], Tensor], ids: Tensor, shard: Shard, grou
     outside = (local < 0) | (local >= end - first)
     part = rows(local.masked_fill(outside, 0)).masked_fill_(outside.unsqueeze(1), 0)
     return group.all_reduce(part.contiguous(), site(0, EMBED))
+
+
+def gather_logits(logits: Tensor, shard: Shard, group: Group) -> Tensor:
+    """Return the logits [R, V] of all ranks, from this rank's `logits` [R, V / size]."""
+    if group.size == 1:
+        return logits
+    return group.all_gather(logits.contiguous(), shard.vocabulary_widths, site(0, HEAD))
 
 
 class Linear(nn.Module):

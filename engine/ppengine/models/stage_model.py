@@ -12,7 +12,7 @@ from ppkernels.batch import Batch
 from torch import Tensor, nn
 
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.models.layers import Linear, Source, WeightTable
+from ppengine.models.layers import Linear, Source, WeightTable, gather_logits
 from ppengine.models.residual import Residual
 
 
@@ -111,3 +111,7 @@ class StageModel(nn.Module, ABC):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Last stage: return [R, V] of the rows `hidden` [R, H]; of a split vocabulary, this rank's columns."""
+
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        """Last stage: return [R, V] of the rows `hidden` [R, H], on every rank."""
+        return gather_logits(self.logits(hidden), self.shard, self.group)

@@ -17,6 +17,7 @@ from torch import Tensor
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.groups import HEAD, site
 from ppengine.models.group import Group
+from ppengine.models.layers import gather_logits
 
 MOST = 64
 """Candidates of a row and rank that are gathered; rows that need more have all logits gathered."""
@@ -30,11 +31,6 @@ def sample_split(logits: Tensor, inputs: SamplingInputs, shard: Shard, group: Gr
     values, ids = gather_candidates(logits, count, inputs.banned, shard, group)
     chosen = sample(values, replace(inputs, banned={})).tokens
     return SamplingOutput(ids.gather(1, chosen.unsqueeze(1)).squeeze(1), {})
-
-
-def gather_logits(logits: Tensor, shard: Shard, group: Group) -> Tensor:
-    """Return the logits [R, V] of all ranks, of this rank's `logits` [R, V / size]."""
-    return group.all_gather(logits.contiguous(), shard.vocabulary_widths, site(0, HEAD))
 
 
 def candidates_needed(inputs: SamplingInputs) -> int:
