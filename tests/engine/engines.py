@@ -98,7 +98,7 @@ class Engine:
         return Path("/dev/shm") / f"ppconsole-{os.getuid()}-{self.event['id']}"
 
     def find_processes(self, count: int) -> dict[str, int]:
-        """Wait for `count` children of the supervisor and return their pids by role: `core`, `stage0`, `stage0.1`, ..."""
+        """Wait for `count` children of the supervisor; return their pids by role: `core`, `stage0`, `stage0.1`, ..."""
         self.pids = wait_until(lambda: self._children(count), f"{count} children; {self.errors.read_text()}", 60.0)
         return self.pids
 

@@ -17,7 +17,8 @@ def block_bytes(
     *, block_size: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int, tensor_parallel_size: int = 1
 ) -> int:
     """Return the bytes of one block on one stage: keys and values of `block_size` tokens in all its layers."""
-    return 2 * block_size * layers * (kv_heads // tensor_parallel_size) * head_dim * dtype_bytes
+    # With more ranks than KV heads, each rank has one, replicated.
+    return 2 * block_size * layers * max(1, kv_heads // tensor_parallel_size) * head_dim * dtype_bytes
 
 
 def fewest_blocks(max_model_len: int, block_size: int) -> int:

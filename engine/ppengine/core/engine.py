@@ -322,6 +322,8 @@ class Engine:
         for step in self.tracker.take_retired():
             retirement = serving.scheduler.retire(step.number, step.sampled)
             self.checks.retired(step.number)
+            if step.differing:
+                self.checks.ranks_differ(step.number, step.differing)
             if self.checks.shadow.share:
                 self.checks.shadow.retired(step.number, [request for request, *_ in retirement.tokens])
             self.requests.retired(serving, retirement)

@@ -96,6 +96,8 @@ class Checks:
     _reported: dict[tuple[int, int], _Reported] = field(init=False, default_factory=dict)
     _ledgers: dict[int, tuple[float, StageLedger]] = field(init=False, default_factory=dict)
     """Newest picture of each stage, and its time."""
+    _difference: tuple[float, Finding] | None = field(init=False, default=None)
+    """Time and finding of the first step in which ranks of the last stage sampled different tokens."""
 
     # --- the verb -------------------------------------------------------------------------------------------
 
@@ -184,6 +186,7 @@ class Checks:
         """Switch the checks in stages that have restarted."""
         self._reported.clear()
         self._ledgers.clear()
+        self._difference = None
         if self._flags or self._switching:
             step = scheduler.steps.emit([], checks=self._flags)
             self._send(step)
@@ -207,9 +210,31 @@ class Checks:
         if not message.findings:
             del self._reported[key]
 
+    def ranks_differ(self, number: int, ranks: list[int]) -> None:
+        """Note that `ranks` of the last stage sampled other tokens than rank 0 in step `number`; the first counts."""
+        if self._difference is not None:
+            return
+        stage = self._stages.places[-1].stage
+        named = " and ".join(map(str, ranks))
+        finding = Finding(
+            stage=stage,
+            cause="mismatch",
+            summary=f"stage {stage}: rank {named} sampled other tokens than rank 0 in m{number}",
+            since_s=0.0,
+            evidence=[
+                "all ranks sample from the same gathered values: a rank's memory was overwritten, or its weights differ",
+                "tokens of this step and later ones may be wrong: restart the stage, requests are recomputed",
+            ],
+        )
+        self._difference = self._clock(), finding
+        self._event("check.mismatch", finding.summary, stage=stage)
+
     def findings(self) -> list[Finding]:
         """Return the present findings, oldest first, without those that an earlier stage explains."""
         now, found = self._clock(), list(self.shadow.findings)
+        if self._difference is not None:
+            at, finding = self._difference
+            found.append(msgspec.structs.replace(finding, since_s=now - at))
         for (stage, check), reported in self._reported.items():
             for finding, step in zip(reported.findings, reported.steps, strict=True):
                 if check == Check.FINITE and self._is_consequence(stage, step):

@@ -27,6 +27,11 @@ class InFlightStep:
     digests: dict[int, int] = field(default_factory=dict)
     """By rank of the last stage: checksum of the tokens that it sampled."""
 
+    @property
+    def differing(self) -> list[int]:
+        """Ranks of the last stage that sampled other tokens than rank 0."""
+        return [rank for rank, digest in sorted(self.digests.items()) if digest != self.digests.get(0)]
+
 
 @dataclass(slots=True)
 class Change:

@@ -192,7 +192,7 @@ class Boot:
                 hidden = model.embed(torch.zeros(len(hidden), dtype=torch.int64, device=device), batch.positions)
             out = model.run(hidden, batch, cache)
             if self._last:
-                model.logits(out[torch.from_numpy(plan.last_tokens).to(device)])
+                model.whole_logits(out[torch.from_numpy(plan.last_tokens).to(device)])
 
         def run(rows: list[Row], ring: Recorder | None = None) -> int:
             plan = state.plan(rows)

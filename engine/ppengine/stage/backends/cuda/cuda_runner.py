@@ -185,7 +185,7 @@ class CudaRunner(Runner):
                 # The next step overwrites `hidden`.
                 self._look(out, pending, partial(finite.explain, number, plan, batch, hidden.clone(), out))
             if self._model.last and sampled:
-                out = self._model.logits(out[last])
+                out = self._model.whole_logits(out[last])
                 compute.settle()
                 if look:
                     self._look(out, pending, partial(finite.explain_logits, number, plan, out))

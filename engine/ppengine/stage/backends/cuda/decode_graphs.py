@@ -163,4 +163,4 @@ class DecodeGraphs:
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)
-        return self._model.logits(out) if self._model.last else out
+        return self._model.whole_logits(out) if self._model.last else out
