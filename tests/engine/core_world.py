@@ -60,14 +60,14 @@ class CoreWorld:
     With `before`, a world whose core was killed, it follows that one.
     """
 
-    def __init__(self, *, stages=2, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
+    def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", restart_limit_s=60.0, load_format="auto", cards=None,
         run_dir="/r", model="m", journal=True, before=None, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
-            parallel=ParallelConfig(pipeline=stages, restart=restart, restart_limit_s=restart_limit_s),
+            parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler), journal=journal,
         )  # fmt: skip
@@ -89,6 +89,7 @@ class CoreWorld:
         """The newest map step that the stages have retired."""
         self.started: list[tuple[int, int]] = []
         """(stage, generation): what the supervisor was asked to start."""
+        self.places_started = []
         self.told_to_leave: list[tuple[int, int]] = []
         self.next_token = 5
         self.shadow_tasks: list[bytes] = []
@@ -103,7 +104,7 @@ class CoreWorld:
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
             send_renderer=lambda name, payload: self.send_renderer(name, payload),
-            start_stage=lambda place, generation: self.started.append((place.stage, generation)),
+            start_stage=self._start,
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
             note=self.facts.append, store=self.journal,
             restored=before.journal.restored() if before is not None else None, clock=lambda: self.now,
@@ -111,6 +112,10 @@ class CoreWorld:
         if serve:
             self.ready()
             self.run()
+
+    def _start(self, place, generation):
+        self.started.append((place.stage, generation))
+        self.places_started.append((place, generation))
 
     def send_renderer(self, name, payload):
         """Send a chat to the process of chat templates; `ChatWorld` has one."""
@@ -133,10 +138,13 @@ class CoreWorld:
 
     def ready(self, swap_blocks=50, stages=None, reserved=900, peak=PEAK):
         """Let all stages (or some) be ready in the present generation, on the cards that `cards` names by stage."""
-        for stage, _ in self.engine.stages.places if stages is None else [(stage, 0) for stage in stages]:
+        for stage, rank in self.engine.stages.places:
+            if stages is not None and stage not in stages:
+                continue
             self.engine.on_stage(
                 StageReady(
-                    stage=stage, rank=0, generation=self.generation, pid=1, host="h", layers=[stage, stage + 1],
+                    stage=stage, rank=rank, generation=self.generation, pid=1 + 10 * rank, host="h",
+                    layers=[stage, stage + 1],
                     device_kind="cpu", device_name="", device_uuid=self.cards.get(stage),
                     total_bytes=10_000, weights_bytes=PEAK,
                     peak_bytes=peak, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
@@ -181,8 +189,9 @@ class CoreWorld:
 
     def drained(self, *stages):
         """Let stages have left the older generations."""
-        for stage in stages:
-            self.engine.on_stage(Drained(self.generation, stage, 0))
+        for stage, rank in self.engine.stages.places:
+            if stage in stages:
+                self.engine.on_stage(Drained(self.generation, stage, rank))
 
     def tokens(self, name):
         """Return what readers of a request have got so far."""

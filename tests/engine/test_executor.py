@@ -163,10 +163,10 @@ def test_a_fork_server_without_descriptors_says_so_and_another_one_forks(
         assert server.cramped
         with monkeypatch.context() as patch:
             patch.setattr(ForkServer, "cramped", False)  # The limit is met behind the look.
-            executor.restart(0, 2)
+            executor.restart(Place(0, 0), 2)
             assert until(lambda: executor.poll()[0].exit_code is not None, 30)
         assert executor.poll()[0].detail.startswith("the fork server ended: the fork server has no descriptor left")
-        executor.restart(0, 3)
+        executor.restart(Place(0, 0), 3)
         assert until(lambda: executor.poll()[0].generation == 3, 30)
         assert executor.poll()[0].exit_code is None and executor._server is not server
     finally:

@@ -102,7 +102,7 @@ def test_reserving_costs_nothing() -> None:
 def test_a_host_pool_that_cannot_be_says_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_hardware, "system_memory", lambda: SystemMemory(total=8 * 2**30, available=6 * 2**30))
     stage = cpu_hardware.CpuHardware.__new__(cpu_hardware.CpuHardware)
-    stage._stages = 2
+    stage._places = 2
     with pytest.raises(ConfigError) as refused:
         stage.swap_space(SHAPE, 2**50 // SHAPE.block_bytes)  # more than there are addresses
     text = str(refused.value)

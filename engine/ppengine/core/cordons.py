@@ -40,7 +40,8 @@ class Cordons:
         def begin(operation: Operation) -> None:
             if verb.undo:
                 self._stages.cordon(stage, None)
-                self._recovery.start(start)
+                if start:
+                    self._recovery.start_lost()
             elif self._stages.leader(stage).cordon is None:
                 self._stages.cordon(stage, PlacedCordon(command.by, command.reason, self._clock()))
             self._health.require().scheduler.batcher.cordon = self._stages.cordons

@@ -222,7 +222,7 @@ class Checks:
             summary=f"stage {stage}: rank {named} sampled other tokens than rank 0 in m{number}",
             since_s=0.0,
             evidence=[
-                "all ranks sample from the same gathered values: a rank's memory was overwritten, or its weights differ",
+                "all ranks sample from the same gathered values: memory of a rank was overwritten, or its weights are",
                 "tokens of this step and later ones may be wrong: restart the stage, requests are recomputed",
             ],
         )

@@ -269,10 +269,15 @@ class Recovery:
         return stages if only_cordon and without in stages and not others else []
 
     def start(self, stages: Iterable[int]) -> None:
-        """Restart stages at the next turn, and with them all that are lost."""
+        """Restart all ranks of stages at the next turn, and with them all that are lost."""
         for stage in stages:
             for record in self._stages.ranks(stage):
                 record.restart_due = True
+
+    def start_lost(self) -> None:
+        """Restart what is lost at the next turn."""
+        for record in self._stages.lost:
+            record.restart_due = True
 
     def _begin(self, restarted: list[StageRecord]) -> None:
         """Begin a generation in which `restarted` get new processes and the others meet them.
