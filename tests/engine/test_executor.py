@@ -14,6 +14,7 @@ import pytest
 from engines import HERE, alive, wait_until
 from ppengine.common.child_process import Child, describe_exit, last_words, session, spawn, tail, until
 from ppengine.common.groups import Groups
+from ppengine.protocol.place import Place
 from ppengine.supervisor.launch.forkserver_client import ForkServer
 from ppengine.supervisor.launch.local import LocalExecutor
 

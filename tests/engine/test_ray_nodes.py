@@ -22,6 +22,7 @@ from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.common.curve import make_keypair
 from ppengine.diagnosis import diagnose
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST
 from ppengine.supervisor import claims
 from ppengine.supervisor.launch import ray_node, ray_nodes
@@ -123,7 +124,7 @@ def test_folders_of_ended_nodes_are_swept_and_those_of_living_ones_stay(runtime:
     for folder in (dead, busy):
         folder.mkdir(mode=0o700)
         (folder / ".owner").write_text("1 1\n")
-    claims.note_stage(busy, 0)
+    claims.note_stage(busy, Place(0, 0))
     stranger = dead.with_name("notes@home")
     stranger.mkdir()
     claims.make_node(ray_node.local_config(config("d")))
