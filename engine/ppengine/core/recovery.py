@@ -275,7 +275,7 @@ class Recovery:
                 record.restart_due = True
 
     def start_lost(self) -> None:
-        """Restart what is lost at the next turn."""
+        """Restart all lost places at the next turn."""
         for record in self._stages.lost:
             record.restart_due = True
 

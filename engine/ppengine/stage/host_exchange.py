@@ -1,7 +1,7 @@
 """Collectives between the ranks of one stage on CPUs: data in shared memory, one header a rank by wire.
 
-Each rank writes its part into its own file in /dev/shm and sends a header to every other rank. Who has
-all headers reads all parts and adds them in rank order, so that every rank has the same bits.
+Each rank writes its part into its own file in /dev/shm and sends a header to every other rank. A
+rank with all headers reads all parts and adds them in rank order, so that every rank has the same bits.
 
 Two buffers alternate. A rank writes one again only after all others have sent their header of the call
 between, which each of them sends after it has read the buffer. So no second round is needed.
