@@ -122,11 +122,6 @@ def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():
     assert not hasattr(made._engine, "message")
 
 
-def test_what_is_not_built_is_refused_by_the_name_of_the_argument():
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 2; only 1 is built"):
-        make_profile("m", tensor_parallel_size=2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -135,6 +130,7 @@ def test_what_is_not_built_is_refused_by_the_name_of_the_argument():
         ({"distributed_executor_backend": "mp"}, "distributed_executor_backend is 'mp'; it must be one of local, ray"),
         ({"pipeline_parallel_size": "2"}, "pipeline_parallel_size is '2'; it must be a whole number, 1 to 256"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size is 0; it must be 1 to 256"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be 1 to 64"),
         ({"gpu_memory_utilization": 2}, "gpu_memory_utilization is 2; it must be above 0 and at most 1"),
         ({"swap_space": "4"}, "swap_space is '4'; it must be a number, 0 to 65536"),
         ({"max_model_len": 1.5}, "max_model_len is 1.5; it must be a whole number, 2 to 4194304"),
@@ -169,7 +165,7 @@ def test_a_type_that_is_none_is_refused_whatever_the_model_is():
 
 def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
     known = set(inspect.signature(make_profile).parameters)
-    assert known - set(ARGUMENTS.values()) == {"model", "tensor_parallel_size", "trust_remote_code"}
+    assert known - set(ARGUMENTS.values()) == {"model", "trust_remote_code"}
     with pytest.raises(ConfigError, match="model is 5; it must be the path of a Hugging Face folder"):
         make_profile(5)
 

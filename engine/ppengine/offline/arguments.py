@@ -23,6 +23,7 @@ ARGUMENTS = {
     "model.max_model_len": "max_model_len",
     "model.skip_tokenizer": "skip_tokenizer_init",
     "parallel.pipeline": "pipeline_parallel_size",
+    "parallel.tensor": "tensor_parallel_size",
     "parallel.executor": "distributed_executor_backend",
     "parallel.eager": "enforce_eager",
     "parallel.device": "device",
@@ -56,7 +57,8 @@ def make_profile(
 ) -> Profile:
     """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
 
-    `gpu_memory_utilization` counts on a CPU too, where a stage's total is the machine's memory divided by stages.
+    `gpu_memory_utilization` counts on a CPU too, where a process has the machine's memory divided by stages and ranks.
+    `tensor_parallel_size` above 1 is refused by GPU stages.
     `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
     `max_num_seqs` None: 256 for each stage, since the stages share requests between them, and 512 if a token's keys
     and values take at most 128 KiB; give less if a device has little room beside the weights.
@@ -65,10 +67,6 @@ def make_profile(
     """
     if trust_remote_code:
         raise ConfigError("trust_remote_code=True is refused: no code from a checkpoint is ever run")
-    if tensor_parallel_size != 1:
-        raise ConfigError(
-            f"tensor_parallel_size is {tensor_parallel_size}; only 1 is built so far: raise pipeline_parallel_size"
-        )
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(f"model is {str(model)[:80]}; it must be the path of a Hugging Face folder")
     stages = pipeline_parallel_size if isinstance(pipeline_parallel_size, int) else 1
