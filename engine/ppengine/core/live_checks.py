@@ -22,6 +22,7 @@ from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_records import Stages
 from ppengine.protocol.control import Command
 from ppengine.protocol.inspection import LedgerDetail
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
 from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings, Step
@@ -93,9 +94,10 @@ class Checks:
     _step: int = field(init=False, default=0)
     _switching: list[_Switch] = field(init=False, default_factory=list)
     """Switches that not all stages have retired, by rising step."""
-    _reported: dict[tuple[int, int], _Reported] = field(init=False, default_factory=dict)
-    _ledgers: dict[int, tuple[float, StageLedger]] = field(init=False, default_factory=dict)
-    """Newest picture of each stage, and its time."""
+    _reported: dict[tuple[Place, int], _Reported] = field(init=False, default_factory=dict)
+    """By place and check."""
+    _ledgers: dict[Place, tuple[float, StageLedger]] = field(init=False, default_factory=dict)
+    """Newest picture of each place, and its time."""
     _difference: tuple[float, Finding] | None = field(init=False, default=None)
     """Time and finding of the first step in which ranks of the last stage sampled different tokens."""
 
@@ -197,12 +199,13 @@ class Checks:
     def take(self, message: StageFindings | LedgerPicture | ShadowReady | ShadowAnswer) -> None:
         """Keep the findings of a stage or of the reference."""
         if isinstance(message, LedgerPicture):
-            self._ledgers[message.ledger.stage] = self._clock(), message.ledger
+            ledger = message.ledger
+            self._ledgers[Place(ledger.stage, ledger.rank)] = self._clock(), ledger
             return
         if not isinstance(message, StageFindings):
             self.shadow.take(message)
             return
-        key = message.stage, message.check
+        key = Place(message.stage, message.rank), message.check
         known = self._reported.get(key)
         for finding in message.findings[len(known.findings) if known else 0 :]:
             self._event(f"check.{finding.cause}", finding.summary, stage=finding.stage)
@@ -235,9 +238,9 @@ class Checks:
         if self._difference is not None:
             at, finding = self._difference
             found.append(msgspec.structs.replace(finding, since_s=now - at))
-        for (stage, check), reported in self._reported.items():
+        for (place, check), reported in self._reported.items():
             for finding, step in zip(reported.findings, reported.steps, strict=True):
-                if check == Check.FINITE and self._is_consequence(stage, step):
+                if check == Check.FINITE and self._is_consequence(place.stage, step):
                     continue
                 found.append(msgspec.structs.replace(finding, since_s=finding.since_s + now - reported.at))
         return sorted(found, key=lambda finding: -finding.since_s)
@@ -245,7 +248,7 @@ class Checks:
     def _is_consequence(self, stage: int, step: int) -> bool:
         """Return whether an earlier stage had values that are not finite in this step or before."""
         return any(
-            check == Check.FINITE and earlier < stage and min(reported.steps) <= step
+            check == Check.FINITE and earlier.stage < stage and min(reported.steps) <= step
             for (earlier, check), reported in self._reported.items()
         )
 
@@ -254,8 +257,8 @@ class Checks:
         on, now = bool(self._flags & Check.LEDGER), self._clock()
         wanted = [
             msgspec.structs.replace(ledger, age_s=now - at)
-            for index, (at, ledger) in sorted(self._ledgers.items())
-            if stage in (None, index)
+            for place, (at, ledger) in sorted(self._ledgers.items())
+            if stage in (None, place.stage)
         ]
         return LedgerDetail(on=on, stages=wanted if on else [])
 
