@@ -28,14 +28,20 @@ STEPS = 24
 TINY = profiles_dir() / "models" / "tiny"
 
 
-def profile(folder: Path, dtype: str, stages: int, eager: bool, peer_to_peer: bool = True) -> Profile:
+def profile(folder: Path, dtype: str, stages: int, eager: bool, peer_to_peer: bool = True, tensor: int = 1) -> Profile:
     from ppengine.common.config import build_profile
 
     return build_profile(
         {
             "name": f"gpu-{os.getpid()}",
             "model": {"path": str(folder), "dtype": dtype, "max_model_len": 256, "skip_tokenizer": True},
-            "parallel": {"pipeline": stages, "device": "cuda", "eager": eager, "peer_to_peer": peer_to_peer},
+            "parallel": {
+                "pipeline": stages,
+                "tensor": tensor,
+                "device": "cuda",
+                "eager": eager,
+                "peer_to_peer": peer_to_peer,
+            },
             "memory": {"device_mib": 4096, "swap_space_gib": 0.01},
             "scheduler": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "schedule_ahead": True},
         },
@@ -75,6 +81,22 @@ def test_tokens_are_as_near_as_those_of_transformers(
     prompts = reference.prompts(24, 100, low=3, high=90, seed=5)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
     with LLM(profile(folder, dtype, stages, eager)) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("opt", "float32"), ("llama-half", "bfloat16"), ("opt-half", "float16"), ("tiny", "bfloat16")]
+)
+def test_tokens_of_two_ranks_are_as_near(
+    folders: dict[str, Path], family: str, dtype: str, stages: int, eager: bool
+) -> None:
+    folder = folders[family]
+    prompts = reference.prompts(24, 100, low=3, high=90, seed=15)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
+    with LLM(profile(folder, dtype, stages, eager, tensor=2)) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
 

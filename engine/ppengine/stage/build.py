@@ -19,6 +19,7 @@ from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
+from ppengine.protocol.place import Place
 from ppengine.protocol.steps import Register, Row, StageReady
 from ppengine.stage.backends.base import KvCache, KvShape, SwapSpace
 from ppengine.stage.backends.hardware import Room, RunnerResources
@@ -28,7 +29,6 @@ from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
 from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.profile_run import largest_batches
-from ppengine.stage.rank_group import RankGroup
 from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner, RunnerParts
 
@@ -68,11 +68,11 @@ class Boot:
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
         keep_freed_memory()
-        self._hardware = open_hardware(config, stage, checks.ledger)
+        self._hardware = open_hardware(config, Place(stage, rank), checks.ledger)
         self._spec = read_spec(Path(config.model_path))
         self._shard = shard_of(self._spec, rank, config.groups.tensor)
-        self._group = RankGroup(rank, config.groups.tensor)
         self._dtype = resolve_dtype(profile.model.dtype, self._spec.dtype, self._hardware.half)
+        self._group = self._hardware.make_group(config, Place(stage, rank), rings.main, self._spec, self._dtype)
         start, end = config.layers[stage]
         self._shape = KvShape(
             end - start, profile.memory.block_size, self._shard.num_kv_heads, self._spec.head_dim, self._dtype
@@ -123,11 +123,11 @@ class Boot:
             meanwhile=meanwhile if resources.launches else None,
         )
         # The ranks of a stage first: none of them waits for another stage before.
-        self._group.exchange = connector.exchange()
+        connector.join(self._group, generation)
         try:
             ends = connector.connect()
         except BaseException:
-            self._leave_group()
+            self._group.close()
             raise
         parts = RunnerParts(
             stage=self._stage,
@@ -144,11 +144,6 @@ class Boot:
             group=self._group,
         )
         return resources.runner(parts)
-
-    def _leave_group(self) -> None:
-        if self._group.exchange is not None:
-            self._group.exchange.close()
-            self._group.exchange = None
 
     def _load(self) -> StageModel:
         folder = Path(self._config.model_path)

@@ -24,9 +24,8 @@ from ppengine.stage.backends.hardware import DeviceEnds, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
-from ppengine.stage.host_exchange import HostExchange, pairs
 from ppengine.stage.meeting import meet
-from ppengine.stage.rank_group import Exchange
+from ppengine.stage.rank_group import RankGroup, pairs
 from ppengine.stage.recorder import Rings
 from ppengine.stage.wire import Wire
 
@@ -60,16 +59,13 @@ class Connector:
             made.pop_all()
         return ends
 
-    def exchange(self) -> Exchange | None:
-        """Meet the other ranks of the stage; None if there are none. Raises as `connect` does, and OSError."""
-        size = self.config.groups.tensor
-        if size == 1:
-            return None
+    def join(self, group: RankGroup, generation: int) -> None:
+        """Meet the other ranks of the stage. Raises as `connect` does, and OSError."""
         with contextlib.ExitStack() as unless_met:
 
             def meet_all() -> dict[int, Wire]:
                 wires: dict[int, Wire] = {}
-                for first, second in pairs(range(size)):
+                for first, second in pairs(range(group.size)):
                     if self.rank in (first, second):
                         peer = second if self.rank == first else first
                         with self.rings.main.operation(Kind.COLLECTIVE, peer=self.stage):
@@ -78,9 +74,8 @@ class Connector:
                         unless_met.callback(wires[peer].close)
                 return dict(sorted(wires.items()))
 
-            exchange = HostExchange(self.stage, self.rank, Path(self.config.ring_dir), meet_all, self.rings.main)
+            group.join(generation, meet_all)
             unless_met.pop_all()
-        return exchange
 
     def _connect(self, made: contextlib.ExitStack) -> Ends:
         """Upstream first: along the pipeline some stage can always go on."""

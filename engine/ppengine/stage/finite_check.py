@@ -52,7 +52,10 @@ class FiniteCheck:
 
     def explain(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
         """Find the origin of values in `out` that are not finite. `batch` is the plan's, in the kernels' memory."""
-        if is_finite(hidden):
+        if is_finite(hidden) and out.is_cuda and self._model.group.size > 1:
+            # Another run of the layers would meet other calls of the other ranks: their devices are ahead or behind.
+            self._name(number, plan, out)
+        elif is_finite(hidden):
             self._trace(number, plan, batch, hidden, out)
         elif self._model.first:
             self._report(number, plan, "embedding", hidden, self._weights())
@@ -79,6 +82,14 @@ class FiniteCheck:
         name = f"layers {self._model.layer_range[0]} to {self._model.layer_range[1] - 1}"
         again = "a second run of the step is finite: no weight does it; something wrote where it should not"
         self._report(number, plan, name, out, [again, "try: ppconsole check ledger on"])
+
+    def _name(self, number: int, plan: Plan, out: Tensor) -> None:
+        """Name this rank's weights and KV blocks that are not finite, without another run."""
+        found = []
+        for layer in range(*self._model.layer_range):
+            found += self._weights(layer) or self._blocks(layer, plan)
+        name = f"layers {self._model.layer_range[0]} to {self._model.layer_range[1] - 1}"
+        self._report(number, plan, name, out, found[:_NAMED] or ["weights and KV blocks of this rank are finite"])
 
     def _report(
         self,

@@ -1,20 +1,38 @@
-"""The group of a stage's ranks, as its model holds it for life: each generation connects it again.
+"""The group of a stage's ranks, as its model holds it for life. In each generation the ranks join again.
 
-Until the ranks have met, a rank is alone. The profile run of boot needs shapes and time, not sums.
+Until they have joined, a rank is alone. The profile run of boot needs shapes, time and memory, not
+sums.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
+from typing_extensions import override
+
+from ppengine.stage.wire import Wire
+
+MeetAll = Callable[[], dict[int, Wire]]
+"""Returns a wire to each other rank, by rank, once all are there. Raises SupersededError, PeerLostError."""
 
 
-class Exchange(ABC):
-    """The connected ranks of one generation. A call that waits raises PeerLostError, SupersededError, RanksDiffer."""
+class RanksDifferError(Exception):
+    """Ranks of one stage launched different collectives; one line with both call sites."""
 
+
+class RankGroup(ABC):
+    """`rank` of `size`, a `ppengine.models.group.Group`. A call that waits raises PeerLostError, SupersededError."""
+
+    rank: int
+    size: int
     step = 0
     """Number of the step that the next calls belong to."""
+
+    @abstractmethod
+    def join(self, generation: int, meet_all: MeetAll) -> None:
+        """Meet the other ranks of `generation`. Raises OSError, PeerLostError, SupersededError."""
 
     @abstractmethod
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
@@ -34,27 +52,47 @@ class Exchange(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group; the other ranks see it at once."""
+        """Leave the generation; the other ranks see it at once. No device may be using the group."""
 
 
-class RankGroup:
-    """`rank` of `size`. `exchange` None: the ranks have not met in this generation."""
+class LoneRank(RankGroup):
+    """The only rank of a stage: nothing to exchange."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.exchange: Exchange | None = None
+    rank, size = 0, 1
 
-    def at(self, step: int) -> None:
-        """Note the step that the next calls belong to."""
-        if self.exchange is not None:
-            self.exchange.step = step
+    @override
+    def join(self, generation: int, meet_all: MeetAll) -> None:
+        """Do nothing."""
 
+    @override
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
-        """Return the sum of all ranks' `part`; see `ppengine.models.group`."""
-        return part if self.exchange is None else self.exchange.all_reduce(part, site)
+        return part
 
+    @override
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
-        """Return all ranks' `part` [R, w] side by side; see `ppengine.models.group`."""
-        if self.exchange is not None:
-            return self.exchange.all_gather(part, widths, site)
-        return part if self.size == 1 else part.new_zeros(part.shape[0], sum(widths))
+        return part
+
+    @override
+    def check_peer(self) -> None:
+        """Do nothing."""
+
+    @override
+    def release(self) -> None:
+        """Do nothing."""
+
+    @override
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def pairs(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return all pairs of ranks in the one order in which they meet, so that none waits in a circle."""
+    known = sorted(ranks)
+    return [(first, second) for first in known for second in known if first < second]
+
+
+def rounds(part: Tensor, most_bytes: int) -> Iterable[Tensor]:
+    """Return pieces of a contiguous tensor, flat, of at most `most_bytes` each."""
+    flat = part.view(-1)
+    most = most_bytes // flat.itemsize
+    return (flat[first : first + most] for first in range(0, max(1, len(flat)), most))

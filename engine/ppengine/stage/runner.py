@@ -15,7 +15,7 @@ from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite_check import FiniteCheck
 from ppengine.stage.pending_step import Pending
-from ppengine.stage.rank_group import RankGroup
+from ppengine.stage.rank_group import LoneRank, RankGroup
 from ppengine.stage.recorder import Recorder
 
 log = logging.getLogger("ppengine.stage")
@@ -42,7 +42,7 @@ class RunnerParts:
     """The main thread's."""
     ends: Ends
     checks: StageChecks
-    group: RankGroup = field(default_factory=lambda: RankGroup(0, 1))
+    group: RankGroup = field(default_factory=LoneRank)
     over: Callable[[], bool] = _never
     """Returns whether the generation is over: then no device is waited for any more."""
 
@@ -61,7 +61,7 @@ class Runner(ABC):
         self._group = group = parts.group
         self._receiver, self._sender, self._token_sender, self._tokens = parts.ends
         ends: tuple[EdgeEnd | None, ...] = (
-            self._receiver, self._tokens, self._sender, self._token_sender, group.exchange
+            self._receiver, self._tokens, self._sender, self._token_sender, group if group.size > 1 else None
         )  # fmt: skip
         self._ends = [end for end in ends if end is not None]
         self._finite = FiniteCheck(parts.stage, parts.model, parts.state, parts.cache, parts.checks)
@@ -88,7 +88,6 @@ class Runner(ABC):
         """Close all edges with the messages under way on them; requests are forgotten with this runner."""
         for end in self._ends:
             end.close()
-        self._group.exchange = None
 
     def announce(self, step: Step) -> None:
         """Prepare for a step that has arrived: its hidden states are expected."""
@@ -105,7 +104,7 @@ class Runner(ABC):
         self._state.register(step.register)
         self._registered(step.register)
         self._state.set_tables(step.tables)
-        self._group.at(step.number)
+        self._group.step = step.number
         retired = Retired(self.generation, step.number, self.stage, self.rank)
         pending = Pending(retired)
         if step.map_blocks is not None:

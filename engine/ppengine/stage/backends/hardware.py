@@ -15,9 +15,11 @@ import torch
 from ppkernels.batch import Batch
 from torch import Tensor
 
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig
 from ppengine.common.ring import Kind
 from ppengine.models import StageModel
+from ppengine.protocol.place import Place
 from ppengine.stage.backends.base import (
     ActivationReceiver,
     ActivationSender,
@@ -31,6 +33,7 @@ from ppengine.stage.backends.base import (
 )
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_offers import Offer
+from ppengine.stage.rank_group import RankGroup
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import Runner, RunnerParts
 
@@ -121,6 +124,12 @@ class Hardware(ABC):
         """Return a block in which boot times `tokens` tokens: it is recorded as work of no step."""
         with ring.operation(Kind.FORWARD, size=tokens):
             yield
+
+    @abstractmethod
+    def make_group(
+        self, config: EngineConfig, place: Place, ring: Recorder, spec: ModelSpec, dtype: torch.dtype
+    ) -> RankGroup:
+        """Return the group of the stage's ranks, which have not met; `ring` is the main thread's."""
 
     @abstractmethod
     def activations(self, run: Callable[[], None]) -> int:

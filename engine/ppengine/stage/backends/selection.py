@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.protocol.place import Place
 from ppengine.stage.backends.cpu.cpu_hardware import CpuHardware
 from ppengine.stage.backends.hardware import Hardware
 from ppengine.stage.ledger.ledger import Ledger
 
 
-def open_hardware(config: EngineConfig, stage: int, ledger: Ledger | None = None) -> Hardware:
+def open_hardware(config: EngineConfig, place: Place, ledger: Ledger | None = None) -> Hardware:
     """Return the device that `parallel.device` names; `auto` is a GPU if there is one and no `memory.device_mib`.
 
     Its streams are declared to `ledger`. Raises ConfigError for `cuda` on a machine without a GPU.
@@ -21,14 +22,9 @@ def open_hardware(config: EngineConfig, stage: int, ledger: Ledger | None = None
     if not torch.cuda.is_available():
         build = torch.version.cuda or "without CUDA"
         raise ConfigError(f"parallel.device is cuda, but torch {torch.__version__} ({build}) sees no GPU here")
-    if config.groups.tensor > 1:
-        raise ConfigError(
-            f"parallel.tensor is {config.groups.tensor}; ranks on GPUs are not built yet: set parallel.device=cpu, or "
-            "raise parallel.pipeline"
-        )
     from ppengine.stage.backends.cuda.cuda_hardware import CudaHardware
 
-    return CudaHardware(config, stage, ledger)
+    return CudaHardware(config, place, ledger)
 
 
 def resolve_dtype(name: str, stored: str, half: bool = False) -> torch.dtype:

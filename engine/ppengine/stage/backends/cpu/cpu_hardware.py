@@ -11,17 +11,21 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import system_memory
 from ppengine.models import StageModel
+from ppengine.protocol.place import Place
 from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.cpu_runner import CpuRunner
+from ppengine.stage.backends.cpu.host_group import HostGroup
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache, CpuSwapSpace
 from ppengine.stage.backends.hardware import Hardware, Room, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.ledger.ledger import Ledger
 from ppengine.stage.profile_run import activation_bytes
+from ppengine.stage.rank_group import LoneRank, RankGroup
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import RunnerParts
 from ppengine.stage.token_return import HostTokenTable
@@ -44,6 +48,14 @@ class CpuHardware(Hardware):
         mib = profile.memory.device_mib
         self.total = system_memory().total // places if mib is None else mib * _MIB
         self.name = _processor()
+
+    @override
+    def make_group(
+        self, config: EngineConfig, place: Place, ring: Recorder, spec: ModelSpec, dtype: torch.dtype
+    ) -> RankGroup:
+        if config.groups.tensor == 1:
+            return LoneRank()
+        return HostGroup(place.stage, place.rank, config.groups.tensor, Path(config.ring_dir), ring)
 
     @override
     def activations(self, run: Callable[[], None]) -> int:

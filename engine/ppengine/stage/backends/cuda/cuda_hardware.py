@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from ppkernels import gpu
@@ -11,11 +12,14 @@ from ppkernels.batch import Batch
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.device_page import DevicePage, page_path
 from ppengine.common.ring import MAP_RING
 from ppengine.models import StageModel
+from ppengine.protocol.place import Place
 from ppengine.stage.backends.base import KvShape, TokenTable
+from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
 from ppengine.stage.backends.cuda.device_buffers import DeviceBuffers
 from ppengine.stage.backends.cuda.device_ends import CudaEnds
@@ -32,6 +36,7 @@ from ppengine.stage.backends.cuda.virtual_memory import handle_bytes
 from ppengine.stage.backends.hardware import Hardware, Room, RunnerResources
 from ppengine.stage.edge import Edge
 from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.rank_group import LoneRank, RankGroup
 from ppengine.stage.recorder import Recorder, open_recorder
 from ppengine.stage.runner import RunnerParts
 from ppengine.stage.token_return import HostTokenTable
@@ -40,17 +45,17 @@ _MIB = 2**20
 
 
 class CudaHardware(Hardware):
-    """One card of this host. Stages share cards in turn if there are more stages than cards."""
+    """One card of this host. Places share cards in turn if there are more places than cards."""
 
     kind = "cuda"
     uuid: str
     half = True
 
-    def __init__(self, config: EngineConfig, stage: int, ledger: Ledger | None = None) -> None:
-        self.page = DevicePage(page_path(config, stage))
-        self._map_ring = open_recorder(config, stage, 0, MAP_RING, 0)
+    def __init__(self, config: EngineConfig, place: Place, ledger: Ledger | None = None) -> None:
+        self.page = DevicePage(page_path(config, *place))
+        self._map_ring = open_recorder(config, *place, MAP_RING, 0)
         cards = torch.cuda.device_count()
-        index = stage % cards
+        index = config.groups.number(place) % cards
         properties = torch.cuda.get_device_properties(index)
         self.uuid = f"GPU-{properties.uuid}"
         self.name = properties.name
@@ -64,15 +69,31 @@ class CudaHardware(Hardware):
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
-        # On several nodes Ray gives each stage a card of its own, the only one that it sees.
+        # On several nodes Ray gives each place a card of its own, the only one that it sees.
         alone = config.cluster is not None
-        share = card.total // (1 if alone else sum(other % cards == index for other in range(config.stages)))
+        share = card.total // (1 if alone else sum(other % cards == index for other in range(len(config.groups))))
         mib = config.profile.memory.device_mib
         self.total = share if mib is None else min(mib * _MIB, share)
 
     @override
     def batch(self, batch: Batch) -> Batch:
         return batch_on_device(batch, self.device)
+
+    @override
+    def make_group(
+        self, config: EngineConfig, place: Place, ring: Recorder, spec: ModelSpec, dtype: torch.dtype
+    ) -> RankGroup:
+        size = config.groups.tensor
+        if size == 1:
+            return LoneRank()
+        if config.cluster is not None:
+            raise ConfigError(f"parallel.tensor is {size}; ranks on GPUs of several nodes are not built yet")
+        if dtype not in gpu.TYPES:
+            raise ConfigError(
+                f"parallel.tensor is {size}; ranks on GPUs add no {dtype}: set model.dtype to a smaller one"
+            )
+        part_bytes = config.profile.scheduler.max_num_batched_tokens * spec.hidden_size * dtype.itemsize
+        return CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), part_bytes)
 
     @override
     @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -232,6 +233,14 @@ class CudaRunner(Runner):
     def _retire_tokens(self, number: int, requests: list[Register], hosts: list[Tensor], retired: Retired) -> None:
         """Put sampled tokens and log probabilities into the acknowledgement."""
         tokens = self.buffers.copies.read(hosts)[0]
+        if self._group.size > 1:
+            retired.digest = zlib.crc32(tokens.numpy().tobytes())
+        if not self.rank:
+            self._report_tokens(requests, tokens, hosts, retired)
+        if self._token_sender is not None:
+            self._token_sender.retired(number, tokens)
+
+    def _report_tokens(self, requests: list[Register], tokens: Tensor, hosts: list[Tensor], retired: Retired) -> None:
         retired.sampled = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
         if len(hosts) > 1:
             chosen, ids, values = (part.tolist() for part in hosts[1:])
@@ -239,8 +248,6 @@ class CudaRunner(Runner):
                 if request.logprobs >= 0:
                     sampled.logprob = chosen[row]
                     sampled.top = list(zip(ids[row], values[row], strict=True))[: request.logprobs]
-        if self._token_sender is not None:
-            self._token_sender.retired(number, tokens)
 
 
 def _owner(plan: Plan) -> Ints:

@@ -12,19 +12,19 @@ import pytest
 import torch
 from ppengine.common.groups import ATTENTION, MLP, site
 from ppengine.common.ring import Kind, RingReader
+from ppengine.stage.backends.cpu.host_group import BUFFER_BYTES, HostGroup
 from ppengine.stage.edge_addresses import FolderBook
-from ppengine.stage.host_exchange import BUFFER_BYTES, HostExchange, RanksDifferError, pairs
 from ppengine.stage.meeting import meet
-from ppengine.stage.rank_group import RankGroup
+from ppengine.stage.rank_group import RanksDifferError, pairs
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 from stage_helpers import make_ring, until
 from torch import Tensor
 
-Act = Callable[[HostExchange], Any]
+Act = Callable[[HostGroup], Any]
 
 
-def join(folder: Path, rank: int, size: int, left: Callable[[], bool]) -> HostExchange:
-    """Return the exchange of one rank, once all have met."""
+def join(folder: Path, rank: int, size: int, left: Callable[[], bool]) -> HostGroup:
+    """Return the group of one rank, once all have met."""
     book = FolderBook(folder, 1)
 
     def meet_all() -> dict[int, Wire]:
@@ -35,20 +35,22 @@ def join(folder: Path, rank: int, size: int, left: Callable[[], bool]) -> HostEx
                 wires[peer] = meet(book, f"g0.{first}.{second}", rank == second, 0, left, peer)
         return dict(sorted(wires.items()))
 
-    return HostExchange(0, rank, folder, meet_all, make_ring(folder, f"main{rank}"))
+    group = HostGroup(0, rank, size, folder, make_ring(folder, f"main{rank}"))
+    group.join(1, meet_all)
+    return group
 
 
 def together(folder: Path, acts: list[Act], left: Callable[[], bool] = lambda: False) -> list[Any]:
     """Return what each rank's act returns, or its exception."""
 
     def live(rank: int) -> Any:
-        exchange = join(folder, rank, len(acts), left)
+        group = join(folder, rank, len(acts), left)
         try:
-            return acts[rank](exchange)
+            return acts[rank](group)
         except (PeerLostError, RanksDifferError, SupersededError) as error:
             return error
         finally:
-            exchange.close()
+            group.close()
 
     with ThreadPoolExecutor(len(acts)) as pool:
         return list(pool.map(live, range(len(acts))))
@@ -64,7 +66,7 @@ def test_all_ranks_get_the_bits_of_a_sum_in_rank_order(tmp_path: Path, size: int
     ]
 
     def act(rank: int) -> Act:
-        return lambda exchange: [exchange.all_reduce(parts[rank].clone(), site(1, MLP)) for parts in rounds]
+        return lambda group: [group.all_reduce(parts[rank].clone(), site(1, MLP)) for parts in rounds]
 
     found = together(tmp_path, [act(rank) for rank in range(size)])
     for number, parts in enumerate(rounds):
@@ -95,10 +97,10 @@ def test_columns_of_uneven_width_are_gathered_in_rank_order(tmp_path: Path) -> N
 
 def test_ranks_that_launch_different_things_name_both_call_sites(tmp_path: Path) -> None:
     def act(part: int, rows: int) -> Act:
-        def launch(exchange: HostExchange) -> Tensor:
-            exchange.step = 8
-            exchange.all_reduce(torch.ones(2, 4), site(3, ATTENTION))
-            return exchange.all_reduce(torch.ones(rows, 4), site(3, part))
+        def launch(group: HostGroup) -> Tensor:
+            group.step = 8
+            group.all_reduce(torch.ones(2, 4), site(3, ATTENTION))
+            return group.all_reduce(torch.ones(rows, 4), site(3, part))
 
         return launch
 
@@ -119,14 +121,14 @@ def test_a_wait_is_a_record_with_the_rank_and_ends_with_the_generation(tmp_path:
     over, left = threading.Event(), threading.Event()
     rows: list[tuple[int, ...]] = []
 
-    def first(exchange: HostExchange) -> Tensor:
-        exchange.step = 5
+    def first(group: HostGroup) -> Tensor:
+        group.step = 5
         try:
-            return exchange.all_reduce(torch.ones(1, 4), site(2, MLP))
+            return group.all_reduce(torch.ones(1, 4), site(2, MLP))
         finally:
             left.set()
 
-    def second(exchange: HostExchange) -> None:
+    def second(group: HostGroup) -> None:
         reader = RingReader(tmp_path / "main0.ring")
         until(lambda: any(row[1] == Kind.ALL_REDUCE for row in reader.rows(0)), "the first rank waits")
         rows.extend(reader.rows(0))
@@ -139,7 +141,7 @@ def test_a_wait_is_a_record_with_the_rank_and_ends_with_the_generation(tmp_path:
     assert (kind, peer, step) == (Kind.ALL_REDUCE, 1, 5)
 
 
-def test_a_group_whose_ranks_have_not_met_is_alone() -> None:
-    group, part = RankGroup(1, 2), torch.ones(2, 3)
+def test_a_group_whose_ranks_have_not_met_is_alone(tmp_path: Path) -> None:
+    group, part = HostGroup(0, 1, 2, tmp_path, make_ring(tmp_path, "main")), torch.ones(2, 3)
     assert group.all_reduce(part, 0) is part
     assert group.all_gather(part, [2, 3], 0).shape == (2, 5)

@@ -13,7 +13,6 @@ both call sites, and not with wrong sums.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from typing_extensions import override
 from ppengine.common import mapped_file
 from ppengine.common.groups import site_text
 from ppengine.common.ring import DTYPES, Gauge, Kind, shape_code, shape_text
-from ppengine.stage.rank_group import Exchange
+from ppengine.stage.rank_group import MeetAll, RankGroup, RanksDifferError, rounds
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import Wire
 
@@ -35,10 +34,6 @@ _HEADER = struct.Struct("<QIIQII")
 """Number of the round, kind, call site, step, bytes, shape code."""
 _CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
 _NAMES = {Kind.ALL_REDUCE: "all-reduce", Kind.ALL_GATHER: "all-gather"}
-
-
-class RanksDifferError(Exception):
-    """Ranks of one stage launched different collectives; one line with both call sites."""
 
 
 class _Call(NamedTuple):
@@ -62,32 +57,39 @@ def group_path(folder: Path, stage: int, rank: int) -> Path:
     return folder / f"s{stage}.{rank}.group"
 
 
-class HostExchange(Exchange):
-    """`wires` by rank, this rank's apart. `ring` is the main thread's: a wait for a rank is a record of it."""
+class HostGroup(RankGroup):
+    """A rank on a CPU. `folder` has the parts of all ranks; a wait for a rank is a record of `ring`, the main one."""
 
-    def __init__(
-        self, stage: int, rank: int, folder: Path, meet_all: Callable[[], dict[int, Wire]], ring: Recorder
-    ) -> None:
-        """Make this rank's file, meet the other ranks, and map theirs. Raises OSError, SupersededError."""
-        self._name, self._rank, self._ring = f"stage {stage}", rank, ring
-        mine = mapped_file.make(group_path(folder, stage, rank), 2 * BUFFER_BYTES)
-        try:
-            self._wires = meet_all()
-            maps = {rank: mine} | {peer: mapped_file.open_for_reading(group_path(folder, stage, peer))
-                                   for peer in self._wires}  # fmt: skip
-        except BaseException:
-            mine.close()
-            raise
-        whole = [torch.frombuffer(maps[peer], dtype=torch.uint8) for peer in sorted(maps)]
-        self._buffers = [[each[:BUFFER_BYTES] for each in whole], [each[BUFFER_BYTES:] for each in whole]]
-        """[buffer][rank], in bytes."""
+    def __init__(self, stage: int, rank: int, size: int, folder: Path, ring: Recorder) -> None:
+        self.rank, self.size = rank, size
+        self._stage, self._folder, self._ring = stage, folder, ring
+        self._wires: dict[int, Wire] = {}
+        self._buffers: list[list[Tensor]] = []
+        """[buffer][rank], in bytes; empty: the ranks have not met."""
         self._number = 0
         self._waited_ns = 0
 
     @override
+    def join(self, generation: int, meet_all: MeetAll) -> None:
+        """Make this rank's file, meet the other ranks, and map theirs."""
+        mine = mapped_file.make(group_path(self._folder, self._stage, self.rank), 2 * BUFFER_BYTES)
+        maps = {self.rank: mine}
+        try:
+            self._wires = meet_all()
+            for peer in self._wires:
+                maps[peer] = mapped_file.open_for_reading(group_path(self._folder, self._stage, peer))
+        except BaseException:
+            self.close()
+            raise
+        whole = [torch.frombuffer(maps[peer], dtype=torch.uint8) for peer in sorted(maps)]
+        self._buffers = [[each[:BUFFER_BYTES] for each in whole], [each[BUFFER_BYTES:] for each in whole]]
+        self._number = 0
+
+    @override
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
-        flat = part.view(-1)
-        for piece in torch.split(flat, BUFFER_BYTES // flat.itemsize):
+        if not self._buffers:
+            return part
+        for piece in rounds(part, BUFFER_BYTES):
             parts = self._share(piece, Kind.ALL_REDUCE, site, part.shape[-1])
             if piece.dtype in (torch.bfloat16, torch.float16):
                 total = parts[0].float()
@@ -103,7 +105,9 @@ class HostExchange(Exchange):
     @override
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         rows = part.shape[0]
-        whole = part.new_empty(rows, sum(widths))
+        whole = part.new_zeros(rows, sum(widths))
+        if not self._buffers:
+            return whole
         columns = torch.split(whole, widths, 1)
         most = max(1, BUFFER_BYTES // (max(widths) * part.itemsize))
         for first in range(0, rows, most):
@@ -118,7 +122,7 @@ class HostExchange(Exchange):
         """Return all ranks' pieces, flat, of this round. `sizes`: elements of each; None: as many as this one's."""
         self._number += 1
         buffers = self._buffers[self._number & 1]
-        buffers[self._rank][: piece.nbytes] = piece.view(torch.uint8)
+        buffers[self.rank][: piece.nbytes] = piece.view(torch.uint8)
         code = _CODES.get(piece.dtype, 0) + width
         call = _Call(self._number, kind, site, self.step, piece.nbytes, code)
         header = memoryview(_HEADER.pack(*call))
@@ -150,7 +154,7 @@ class HostExchange(Exchange):
         code = mine.code if elements is None else theirs.code
         if theirs != mine._replace(size=size, code=code):
             raise RanksDifferError(
-                f"{self._name} rank {self._rank} launched {mine}, rank {peer} launched {theirs}: it is the first "
+                f"stage {self._stage} rank {self.rank} launched {mine}, rank {peer} launched {theirs}: it is the first "
                 "difference"
             )
 
@@ -165,16 +169,10 @@ class HostExchange(Exchange):
 
     @override
     def close(self) -> None:
-        for wire in self._wires.values():
-            wire.close()
         # The file stays, as rings do: a rank that is still about to map it would fail for no fault of its own.
-        self._buffers = []
-
-
-def pairs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """Return all pairs of ranks in the one order in which they meet, so that none waits in a circle."""
-    known = sorted(ranks)
-    return [(first, second) for first in known for second in known if first < second]
+        wires, self._wires, self._buffers = self._wires, {}, []
+        for wire in wires.values():
+            wire.close()
 
 
 def _item_bytes(code: int) -> int:

@@ -1,0 +1,162 @@
+"""The ranks of one stage on GPUs of one host: parts in plain device memory, calls that are kernels.
+
+A call is one launch on the stream in use (`ppkernels.gpu.collectives`), also in a graph: addresses of the
+other ranks are in a table on the device, which each generation fills again. So a graph that was
+captured before the ranks met is right in every generation.
+
+Numbers of calls begin at the generation's share of 64 bits. A flag that a rank of an older generation
+raises late is below all numbers of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from ppkernels.gpu import collectives
+from torch import Tensor
+from typing_extensions import override
+
+from ppengine.protocol.place import Place
+from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
+from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
+from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
+from ppengine.stage.rank_group import MeetAll, RankGroup, rounds
+from ppengine.stage.wire import PeerLostError, Wire
+
+if TYPE_CHECKING:
+    from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
+
+LEAST_BYTES, MOST_BYTES = 2**20, 2**25
+"""Of one call in one launch; a longer one takes several."""
+_GENERATION_SHIFT = 40
+_LENGTH = struct.Struct("<I")
+
+
+class CardGroup(RankGroup):
+    """A rank on a GPU. `part_bytes`: of the largest usual call; `folder` has the page that releases waits."""
+
+    def __init__(self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, part_bytes: int) -> None:
+        self._stage, self.rank, self.size = place.stage, place.rank, size
+        self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
+        self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), MOST_BYTES) - 1).bit_length()
+        self._memory = SharedMemory(driver, uuid, 2 * self._part_bytes + collectives.flag_bytes(size))
+        device = driver.device
+        self._table = torch.zeros(collectives.table_words(size), dtype=torch.int64, device=device)
+        self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
+        self._columns: dict[tuple[int, ...], Tensor] = {}
+        self._wires: dict[int, Wire] = {}
+        self._opened: list[OpenedMemory] = []
+        self._flags: EdgeFlags | None = None
+
+    @override
+    def join(self, generation: int, meet_all: MeetAll) -> None:
+        """Meet the other ranks and open their parts. Raises PeerLostError where a card does not reach another."""
+        self._wires = meet_all()
+        try:
+            offers = self._exchange()
+            self._flags = flags = EdgeFlags(self._page, create=True)
+            word = self._driver.show(flags.address, PAGE) + Flag.FILLED
+            addresses = {self.rank: self._memory.address}
+            for peer, offer in offers.items():
+                addresses[peer] = self._open(peer, offer)
+        except BaseException:
+            self.close()
+            raise
+        parts = [addresses[rank] for rank in sorted(addresses)]
+        raised = [address + 2 * self._part_bytes for address in parts]
+        self._counters.fill_(generation << _GENERATION_SHIFT)
+        self._fill(1, word, *parts, *raised)
+
+    def _exchange(self) -> dict[int, Offer]:
+        """Return the offers of the other ranks, by rank."""
+        try:
+            body = msgspec.json.encode(self._memory.offer)
+        except RefusedError as error:
+            raise PeerLostError(f"no memory for the ranks of stage {self._stage}: {error}") from None
+        for wire in self._wires.values():
+            wire.send([memoryview(_LENGTH.pack(len(body))), memoryview(body)])
+        return {peer: _receive(wire) for peer, wire in self._wires.items()}
+
+    def _open(self, peer: int, offer: Offer) -> int:
+        try:
+            memory = OpenedMemory(self._driver, offer)
+        except DriverError as error:
+            text = f"the card of rank {self.rank} does not reach that of rank {peer}, {offer.device}: {error}"
+            raise PeerLostError(f"stage {self._stage}: {text}") from None
+        self._opened.append(memory)
+        return memory.address
+
+    def _fill(self, *words: int) -> None:
+        """Write the table, from its begin, before a later launch reads it."""
+        self._table[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))
+        torch.cuda.synchronize(self._driver.device)
+
+    @override
+    def all_reduce(self, part: Tensor, site: int) -> Tensor:
+        for piece in rounds(part, self._part_bytes):
+            collectives.all_reduce(piece, self._table, self._counters, self.rank, self.size, self._part_bytes)
+        return part
+
+    @override
+    def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
+        whole = part.new_zeros(len(part), sum(widths))
+        most = max(1, self._part_bytes // (max(widths) * part.itemsize))
+        for first in range(0, len(part), most):
+            collectives.all_gather(
+                part[first : first + most].contiguous(), whole[first : first + most], self._first_columns(widths),
+                self._table, self._counters, self.rank, self.size, self._part_bytes,
+            )  # fmt: skip
+        return whole
+
+    def _first_columns(self, widths: list[int]) -> Tensor:
+        """Return the first column of each rank, and their sum; made once, because a graph may not make it."""
+        known = tuple(widths)
+        if known not in self._columns:
+            self._columns[known] = torch.tensor([0, *widths], device=self._driver.device).cumsum(0)
+        return self._columns[known]
+
+    @override
+    def check_peer(self) -> None:
+        for wire in self._wires.values():
+            wire.check_open()
+
+    @override
+    def release(self) -> None:
+        flags = self._flags
+        if flags is not None:
+            flags.release(Flag.FILLED)
+
+    @override
+    def close(self) -> None:
+        self._fill(0)
+        for memory in self._opened:
+            # The memory of a rank that has died cannot always be closed; it goes with this process.
+            with contextlib.suppress(DriverError):
+                memory.close()
+        flags, wires = self._flags, self._wires
+        self._flags, self._wires, self._opened = None, {}, []
+        if flags is not None:
+            self._driver.unpin(flags.address)
+            flags.close()
+        for wire in wires.values():
+            wire.close()
+
+
+def _receive(wire: Wire) -> Offer:
+    """Return the offer of another rank. Raises PeerLostError for anything else."""
+    length = bytearray(_LENGTH.size)
+    wire.receive(memoryview(length))
+    (size,) = _LENGTH.unpack(length)
+    body = bytearray(min(size, MAX_FRAME))
+    wire.receive(memoryview(body))
+    try:
+        return msgspec.json.decode(body, type=Offer)
+    except msgspec.DecodeError as error:
+        text = f"stage {wire.peer} rank {wire.rank} sent no offer: {error}"
+        raise PeerLostError(text, wire.peer, wire.rank) from None

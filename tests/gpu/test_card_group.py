@@ -1,0 +1,183 @@
+"""Ranks on real cards, a process each: sums, graphs of before the ranks met, generations, releases, lost ranks.
+
+Two ranks share a card where there is one: their kernels take turns then, which shows no speed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from real import needs_gpu
+
+HERE = Path(__file__).parent
+pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
+pytest.importorskip("msgspec", reason="needs the engine's packages")
+
+from ppengine.protocol.place import Place  # noqa: E402
+from ppengine.stage.backends.cuda.card_group import CardGroup  # noqa: E402
+from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
+from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
+from ppengine.stage.meeting import meet  # noqa: E402
+from ppengine.stage.rank_group import pairs  # noqa: E402
+from ppengine.stage.wire import PeerLostError, Wire  # noqa: E402
+
+pytestmark = needs_gpu
+SIZE, WIDTH, REPLAYS = 2, 512, 50
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def part(rank: int, call: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * call + rank)
+    return torch.randn(rows, WIDTH, generator=generator).to(dtype)
+
+
+def total(call: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    parts = [part(rank, call, rows, dtype).float() for rank in range(SIZE)]
+    return sum(parts[1:], torch.zeros(rows, WIDTH) + parts[0]).to(dtype)
+
+
+class Member:
+    """One rank."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self.driver = Driver(rank % torch.cuda.device_count())
+        self.device = self.driver.device
+        uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
+        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, 1)
+
+    def join(self, generation: int) -> None:
+        book = FolderBook(self.folder, generation)
+
+        def meet_all() -> dict[int, Wire]:
+            wires = {}
+            for first, second in pairs(range(SIZE)):
+                if self.rank in (first, second):
+                    peer = second if self.rank == first else first
+                    wires[peer] = meet(
+                        book, f"g0.{first}.{second}", self.rank == second, 0, lambda: False, peer
+                    )  # fmt: skip
+            return wires
+
+        self.group.join(generation, meet_all)
+
+    def leave(self) -> None:
+        torch.cuda.synchronize(self.device)
+        self.group.close()
+
+    def sums(self) -> None:
+        call = 0
+        for dtype in TYPES:
+            for rows in (1, 64, 7, 3000):
+                call += 1
+                found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
+                assert torch.equal(found.cpu(), total(call, rows, dtype)), (dtype, rows)
+
+    def columns(self) -> None:
+        for dtype in (*TYPES, torch.int64):
+            whole = torch.arange(33 * 1000).view(33, 1000).to(dtype)
+            widths = [512, 488]
+            mine = torch.split(whole, widths, 1)[self.rank].contiguous().to(self.device)
+            assert torch.equal(self.group.all_gather(mine, widths, 0).cpu(), whole), dtype
+
+    def captured(self) -> None:
+        """Capture before the ranks meet, as boot does; replay in two generations, with eager calls between."""
+        static = torch.zeros(8, WIDTH, device=self.device, dtype=torch.bfloat16)
+        stream = torch.cuda.Stream(self.device)
+
+        def forward() -> torch.Tensor:
+            once = self.group.all_reduce(static * 2, 0)
+            return self.group.all_gather(self.group.all_reduce(once + 1, 0)[:, : WIDTH // 2], [WIDTH // 2] * 2, 0)
+
+        with torch.cuda.stream(stream):
+            forward()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = forward()
+        for generation in (1, 2):
+            self.join(generation)
+            for call in range(REPLAYS):
+                static.copy_(part(self.rank, call, 8, torch.bfloat16))
+                graph.replay()
+                if call % 10 == 0:
+                    eager = self.group.all_reduce(part(self.rank, call, 3, torch.float32).to(self.device), 0)
+                    assert torch.equal(eager.cpu(), total(call, 3, torch.float32))
+                torch.cuda.synchronize(self.device)
+                doubled = [(part(rank, call, 8, torch.bfloat16) * 2).float() for rank in range(SIZE)]
+                once = sum(doubled[1:], doubled[0]).to(torch.bfloat16) + 1
+                twice = (once.float() + once.float()).to(torch.bfloat16)
+                assert torch.equal(out.cpu(), torch.cat([twice[:, : WIDTH // 2]] * 2, 1)), (generation, call)
+            self.leave()
+
+    def silent(self) -> None:
+        """Rank 1 launches nothing: rank 0 waits on its device, until it is released."""
+        if self.rank == 1:
+            (self.folder / "there").write_text("")
+            time.sleep(3600)
+        self.group.all_reduce(torch.ones(4, WIDTH, device=self.device), 0)
+        waits = torch.cuda.Event()
+        waits.record()
+        time.sleep(0.5)
+        assert not waits.query(), "the device waits for the other rank"
+        self.group.check_peer()
+        os.kill(int((self.folder / "pid1").read_text()), 9)
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                self.group.check_peer()
+            except PeerLostError as error:
+                assert (error.peer, error.rank) == (0, 1), error
+                break
+            assert time.monotonic() < deadline
+        self.group.release()
+        while not waits.query():
+            assert time.monotonic() < deadline + 5, "the released device runs on"
+        self.leave()
+
+
+def live(folder: Path, rank: int, what: str) -> None:
+    member = Member(folder, rank)
+    (folder / f"pid{rank}").write_text(str(os.getpid()))
+    if what == "captured":
+        member.captured()
+        return
+    # All kernels are compiled before the ranks meet, as in boot.
+    for dtype in TYPES:
+        member.group.all_reduce(torch.zeros(3, WIDTH, device=member.device, dtype=dtype), 0)
+    for dtype in (*TYPES, torch.int64):
+        member.group.all_gather(torch.zeros(2, 512 - 24 * rank, device=member.device, dtype=dtype), [512, 488], 0)
+    member.join(1)
+    getattr(member, what)()
+    if what != "silent":
+        member.leave()
+
+
+@pytest.mark.parametrize("what", ["sums", "columns", "captured", "silent"])
+def test_ranks(what: str, shared: Path) -> None:
+    processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
+    try:
+        assert processes[0].wait(100) == 0
+        assert processes[1].wait(20) == (-9 if what == "silent" else 0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    live(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
