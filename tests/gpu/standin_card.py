@@ -182,7 +182,7 @@ class Layers:
                 behind()
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def whole_logits(self, hidden: Tensor) -> Tensor:
         self._device.log.append("head")
         return hidden * torch.arange(WIDTH)
 

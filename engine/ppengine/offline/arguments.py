@@ -58,7 +58,6 @@ def make_profile(
     """Return the profile that the arguments of `LLM` mean. Raises ConfigError.
 
     `gpu_memory_utilization` counts on a CPU too, where a process has the machine's memory divided by stages and ranks.
-    `tensor_parallel_size` above 1 is refused by GPU stages.
     `enforce_eager` counts on a GPU: CPU stages always run eagerly. `trust_remote_code` can only be False.
     `max_num_seqs` None: 256 for each stage, since the stages share requests between them, and 512 if a token's keys
     and values take at most 128 KiB; give less if a device has little room beside the weights.
