@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
-"""Of one call in one launch; a longer one takes several."""
+"""Bounds of the bytes of one launch; a longer call takes several."""
 _GENERATION_SHIFT = 40
 _LENGTH = struct.Struct("<I")
 
