@@ -1,0 +1,98 @@
+"""Answers to commands: kept for repeats, written to the audit log, sent to the console, and reported as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry
+from ppengine.gateway.events import EventLog
+from ppengine.gateway.kept_commands import Kept, is_end, line_of, outcome_name, reply_text
+from ppengine.gateway.sessions import Sessions
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Reply
+
+
+class EndNote(Protocol):
+    """The part of the gateway that the answers need."""
+
+    def note_stop(self, by: str, reason: str) -> None:
+        """Note in the engine's kept files who stops it."""
+
+
+class Answers:
+    """Gives every answer its four places."""
+
+    def __init__(
+        self,
+        audit: AuditLog,
+        events: EventLog,
+        sessions: Sessions,
+        answer: Callable[[bytes, msgspec.Struct], None],
+        engine: EndNote,
+    ) -> None:
+        self._audit, self._events, self._sessions = audit, events, sessions
+        self._answer, self._engine = answer, engine
+        self._unwritten = ""
+        """Why the newest line could not be written; empty: it was."""
+        self.stopping = False
+        """A Stop is under way."""
+
+    def give(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
+        """Give an answer. `told`: its event has been made already."""
+        waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
+        kept.replies.append(reply)
+        kept.over = kept.over or is_end(reply)
+        # The effect has happened: a log that cannot be written must not hide it from the console.
+        known = outcome_name(reply) in kept.audited or (kept.over and bool(kept.audited & ENDS))
+        if not known:
+            self.write(line_of(kept.entry, reply), reserved=kept.ends_engine or not isinstance(reply, Refused))
+        if kept.client:
+            self._answer(kept.client, reply)
+        if kept.ends_engine and (isinstance(reply, Accepted) or getattr(reply, "state", "") == "applied"):
+            self._engine.note_stop(kept.entry.by, kept.entry.reason)
+        if kept.over and kept.row.ends_engine and getattr(reply, "state", "") != "applied":
+            self.stopping = False
+        self._note_request(kept, reply)
+        # One event reports the end of a command. Acceptance is an event only if the end comes later.
+        if told or known or kept.entry.dry_run or isinstance(reply, Accepted):
+            return
+        if isinstance(reply, Deferred) and not waited:
+            for earlier in kept.replies[:-1]:
+                self._report(kept, earlier)
+        self._report(kept, reply)
+
+    def write(self, entry: Entry, *, reserved: bool) -> str:
+        """Write a line; return why it could not be written, empty if it was. One event reports a row of failures."""
+        try:
+            self._audit.write(entry, reserved=reserved)
+        except AuditError as error:
+            if not self._unwritten:
+                self._events.say("audit.failed", str(error))
+            self._unwritten = str(error)
+            return self._unwritten
+        self._unwritten = ""
+        return ""
+
+    def _note_request(self, kept: Kept, reply: Reply) -> None:
+        request, session = getattr(reply, "request", None), self._sessions.get(kept.client)
+        attended = kept.entry.verb == "submit" and kept.entry.args.get("abort_on_detach")
+        if session is None or not request or not attended:
+            return
+        if request not in session.requests:
+            session.requests.append(request)
+
+    def _report(self, kept: Kept, reply: Reply) -> None:
+        entry = kept.entry
+        why = f"override: {entry.reason}" if entry.override else entry.reason
+        detail, reason = reply_text(reply), f" ({why})" if why else ""
+        self._events.say(
+            f"op.{outcome_name(reply)}",
+            f"{kept.words}{': ' if detail else ''}{detail}{reason}",
+            by=entry.by,
+            op=None if isinstance(reply, Refused) else reply.op,
+            request=getattr(reply, "request", None) or entry.args.get("request"),
+            stage=entry.args.get("stage"),
+            step=reply.step if isinstance(reply, Outcome) else None,
+        )
