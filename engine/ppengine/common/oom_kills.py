@@ -23,6 +23,8 @@ class OomWatch:
         """Its cgroups; empty: they are not known."""
         self._kills: int | None = None
         """Kills in its cgroup at the newest look; None: not readable."""
+        self._before: int | None = None
+        """The same one look earlier: the newest may have been between the kill and its end, which takes a while."""
         self._resident = 0
 
     def look(self) -> None:
@@ -32,13 +34,15 @@ class OomWatch:
             return
         self._due = now + LOOK_S
         groups, resident = procfs.cgroups(self._pid), procfs.resident_bytes(self._pid)
-        if groups and resident is not None:
-            self._groups, self._kills, self._resident = groups, _kills(groups), resident
+        if groups and resident:  # A process that ends has none any more, and can still be read.
+            kills = _kills(groups)
+            self._before = self._kills if groups == self._groups else kills
+            self._groups, self._kills, self._resident = groups, kills, resident
 
     def words(self) -> str:
         """Return how the process was killed for memory, with figure and limit; empty if that is not known."""
         after = _kills(self._groups) if self._groups else None
-        if after is None or self._kills is None or after <= self._kills:
+        if after is None or self._before is None or after <= self._before:
             return ""
         limits = cgroup_limits.memory_limits(self._groups)
         if not limits:
