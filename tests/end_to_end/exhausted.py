@@ -28,9 +28,13 @@ PROMPT, TOKENS, LIMIT_S = list(range(3, 40)), 2000, 4.0
 MEMORY_LIMIT = 16 << 10
 
 
-def serve(folder: Path, limit_s: float = 60.0) -> Served:
-    """Start an engine whose requests end `limit_s` seconds after a stage could not be restarted."""
-    return Served(small(folder, stages=2, model={"max_model_len": 2048}, parallel={"restart_limit_s": limit_s}))
+def serve(folder: Path, limit_s: float = 60.0, *, chats: bool = False) -> Served:
+    """Start an engine whose requests end `limit_s` seconds after a stage could not be restarted.
+
+    It takes `chats` if its folder has a tokenizer.
+    """
+    model = {"max_model_len": 2048, "skip_tokenizer": not chats}
+    return Served(small(folder, stages=2, model=model, parallel={"restart_limit_s": limit_s}))
 
 
 @contextlib.contextmanager

@@ -22,7 +22,10 @@ from serving import Served
 
 STEPS = 16
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-CHATS = ["hello", "loop", "a dog", "loop", "the river"]
+MEMORY = "{% if messages[0]['content'] == 'memory' %}{{ messages[0]['content'] * 10**9 }}{% endif %}"
+CHATS = ["hello", "loop", "a dog", "memory", "loop", "the river"]
+LIMITS = {"loop": "", "memory": "needs more memory than its process may take"}
+"""Words of the refusals: a loop ends at its processor time, on a busy machine at its deadline."""
 PROMPT = "The old house by the river was"
 
 
@@ -52,8 +55,9 @@ def test_a_template_that_cannot_be_compiled_ends_no_engine(tmp_path: Path) -> No
 
 
 async def test_endless_templates_and_kills_cost_no_other_request(tmp_path: Path) -> None:
-    """Chats and texts at once: of the chats that loop each is refused, everything else has the right tokens."""
-    model = model_with(tmp_path, "{% if messages[0]['content'] == 'loop' %}" + LOOP + "{% endif %}", after=True)
+    """Chats and texts at once: those beyond a limit are refused, everything else has the right tokens."""
+    loop = "{% if messages[0]['content'] == 'loop' %}" + LOOP + "{% endif %}"
+    model = model_with(tmp_path, loop + MEMORY, after=True)
     tokenizer, template = Tokenizer.load(model), ChatTemplate.load(model)
     greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=STEPS)
     with served(model) as engine:
@@ -65,8 +69,8 @@ async def test_endless_templates_and_kills_cost_no_other_request(tmp_path: Path)
             expected = await greedy_aside(model, tokenizer.encode(PROMPT), STEPS)
             assert await op.all_tokens(texts) == [expected] * 3
             for text, end in zip(CHATS, await asyncio.gather(*ends), strict=True):
-                if text == "loop":
-                    assert isinstance(end, Refused) and end.text.startswith("chat template: it "), end
+                if text in LIMITS:
+                    assert isinstance(end, Refused) and end.text.startswith(f"chat template: it {LIMITS[text]}"), end
                     continue
                 assert isinstance(end, Outcome) and end.state == "applied", end
                 ids = tokenizer.encode_chat(template.render([{"role": "user", "content": text}], 1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -13,28 +14,43 @@ from checkpoints import make_checkpoint
 from engines import wait_until
 from exhausted import PROMPT, TOKENS, forkserver, out_of_files, renderer, serve, starved
 from operators import BACK_S, Operator
+from ppengine.common import procfs
+from ppengine.protocol.control import Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 from serving import Served
 
 WORDS = "killed by SIGKILL: the out-of-memory killer, at the limit of 16.0 KiB of its cgroup (/sys/fs/cgroup/"
+TEMPLATE = (
+    "{% set text = messages[0]['content'] %}"
+    "{% for a in range(99999 if text == 'grow' else 1) %}{% set room = text * 9000000 %}{% endfor %}{{ text }}"
+)
+"""Each chat needs new pages, more than an allocator keeps; the chat `grow` does until the end of its process."""
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoint_root: Path) -> Path:
-    made = make_checkpoint(checkpoint_root / "oom", "opt", dtype="float64", layers=4, max_position_embeddings=2048)
-    (made / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    made = make_checkpoint(
+        checkpoint_root / "oom", "opt", dtype="float64", layers=4, max_position_embeddings=2048, tokenizer=True
+    )
+    (made / "chat_template.jinja").write_text(TEMPLATE)
     return made
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Served]:
-    with serve(folder) as served:
+    with serve(folder, chats=True) as served:
         yield served
 
 
 def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
+
+
+def other_renderer(engine: Served, old: int) -> int | None:
+    """Return the process of chat templates that has followed another one."""
+    found = procfs.children([engine.pids["core"]])
+    return next((pid for pid, (_, module) in found.items() if module == "ppengine.templates" and pid != old), None)
 
 
 async def heard(op: Operator, kind: str, words: str) -> str:
@@ -104,6 +120,28 @@ async def test_chats_go_on_without_descriptors_or_memory_of_their_process(engine
         with starved(old):
             assert await tokens() == expected and gone(old)
     assert f"the process of chat templates has ended: {WORDS}" in (engine.engine.run_dir / "core.log").read_text()
+
+
+async def test_a_chat_that_is_killed_for_memory_is_refused_alone(engine: Served) -> None:
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
+    good, bad = [Submit(prompt=text, chat=True, sampling=greedy) for text in ("hello", "grow")]
+    async with engine.operator() as op:
+        core, name = engine.pids["core"], await op.submit(PROMPT, max_tokens=TOKENS)
+        expected = await op.tokens((await op.do(good)).request or "")
+        end, old = asyncio.create_task(op.link.command(bad, timeout=60)), renderer(engine)
+        await asyncio.sleep(0.1)
+        with starved(old):
+            text = await heard(op, "templates.ended", f"(pid {old}) has ended, {WORDS}")
+        assert text.endswith("another one renders its chat")
+        with starved(wait_until(lambda: other_renderer(engine, old), "another process has the chat")):
+            refused = await end
+        assert isinstance(refused, Refused), refused
+        assert refused.text.startswith(f"chat template: its process has ended: {WORDS}"), refused.text
+        await heard(op, "templates.ended", "its chat is refused")
+        assert await op.tokens((await op.do(good)).request or "") == expected, "another process renders the next chat"
+        assert len((await op.output(name))[0]) == TOKENS
+    engine.find_pids()
+    assert engine.pids["core"] == core
 
 
 async def test_a_fork_server_killed_on_an_idle_engine_is_there_before_a_stage_needs_it(folder: Path) -> None:

@@ -43,6 +43,11 @@ def tokens_of(text):
     return [ord(letter) % 100 for letter in text]
 
 
+def ends_of(world):
+    """Return the events about ends of the process."""
+    return [event.text for event in world.events if event.kind == "templates.ended"]
+
+
 def serves(world):
     """Check that the core still writes."""
     name = world.submit(max_tokens=3)[0].request
@@ -134,6 +139,10 @@ def test_a_chat_that_ends_two_processes_is_refused_alone(world, monkeypatch):
         os.kill(pid, signal.SIGKILL)
         world.until(lambda pid=pid: world.engine.templates._child.pid != pid, "another process has its place")
     assert world.end_of(bad).text == "chat template: its process has ended: killed by SIGKILL"
+    assert [text.partition("; ")[2] for text in ends_of(world)] == [
+        "another one renders its chat",
+        "its chat is refused",
+    ]
     assert world.end_of(good).state == "applied"
 
 
@@ -146,6 +155,17 @@ def test_a_process_that_is_killed_by_others_refuses_nothing(world, idle):
     os.kill(pid, signal.SIGKILL)
     assert world.end_of(name).state == "applied"
     assert len(world.processes) == 2
+    assert [
+        text.startswith(f"the process of chat templates (pid {pid}) has ended, killed by SIGKILL; ")
+        for text in ends_of(world)
+    ] == [True]
+
+
+def test_the_end_of_an_idle_process_is_an_event(world):
+    world.end_of(world.chat("one"))
+    os.kill(renderers()[0], signal.SIGKILL)
+    world.until(lambda: ends_of(world), "the end is noticed", 10.0)
+    assert ends_of(world)[0].endswith("has ended, killed by SIGKILL; the next chat starts another one")
 
 
 def test_a_stopped_process_is_replaced_at_the_deadline(world, monkeypatch):

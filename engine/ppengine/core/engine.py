@@ -109,7 +109,7 @@ class Engine:
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
         self.requests = requests = LiveRequests(health, self.outputs, event, journal, clock)
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
-        self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock)
+        self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
         self.offline = OfflineRequests(health, submissions, requests, journal, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)

@@ -57,6 +57,8 @@ class TemplateProcess:
     _send: Callable[[bytes, bytes], None]
     """Sends a message to the routing id of a process."""
     _clock: Callable[[], float]
+    _event: Callable[[str, str], None]
+    """Reports an event: its kind and text."""
     _child: Child | None = field(init=False, default=None)
     _name: bytes = field(init=False, default=b"")
     """Routing id of the child; each has its own."""
@@ -108,6 +110,7 @@ class TemplateProcess:
         chat, code = self._chat, None if self._child is None else self._child.poll()
         if chat is None:
             if code is not None:
+                self._report_end("the next chat starts another one")
                 self._drop()
             return
         if self._child is None:
@@ -116,7 +119,7 @@ class TemplateProcess:
             if code == -signal.SIGXCPU:
                 self._fail(f"it takes more than {CPU_S} s of processor time")
             else:
-                self._fail_or_repeat(chat, self._child.info("templates").detail or "exit code 0")
+                self._fail_or_repeat(chat)
         elif self._clock() > self._deadline:
             self._fail(
                 f"it runs longer than {RENDER_S:g} s" if self._ready
@@ -159,15 +162,24 @@ class TemplateProcess:
         self._deadline = self._clock() + RENDER_S
         self._send(self._name, encode(chat.message))
 
-    def _fail_or_repeat(self, chat: _Chat, why: str) -> None:
+    def _fail_or_repeat(self, chat: _Chat) -> None:
         """Give a chat to a second process: the end of the first may have another cause, or be older."""
         if chat.repeated:
-            self._fail(f"its process has ended: {why}")
+            self._fail(f"its process has ended: {self._report_end('its chat is refused')}")
             return
-        log.warning("the process of chat templates has ended: %s", one_line(why))
+        self._report_end("another one renders its chat")
         chat.repeated = True
         self._drop()
         self._start()
+
+    def _report_end(self, then: str) -> str:
+        """Report the end of the child and what follows; return how it ended."""
+        assert self._child is not None
+        info = self._child.info("templates")
+        why = one_line(info.detail or "exit code 0")
+        log.warning("the process of chat templates has ended: %s", why)
+        self._event("templates.ended", f"the process of chat templates (pid {info.pid}) has ended, {why}; {then}")
+        return why
 
     def _fail(self, why: str) -> None:
         """Refuse the present chat, end the child and go on with the next chat."""
