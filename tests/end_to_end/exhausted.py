@@ -25,6 +25,8 @@ from serving import Served
 from profiles import small
 
 PROMPT, TOKENS, LIMIT_S = list(range(3, 40)), 2000, 4.0
+FEW = 500
+"""Tokens of a request that the next line of a test disturbs: they take longer than that."""
 MEMORY_LIMIT = 16 << 10
 
 

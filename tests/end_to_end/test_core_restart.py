@@ -234,7 +234,7 @@ async def test_the_end_of_the_core_is_an_incident_that_heals(engine: Served) -> 
 
 async def test_the_command_line_goes_on() -> None:
     profile = small(TINY, stages=2, model={"skip_tokenizer": False, "max_model_len": 512})
-    words = ["submit", "Once upon a time", "--max-tokens", "400", "--temperature", "0", "--ignore-eos"]
+    words = ["submit", "Once upon a time", "--max-tokens", "150", "--temperature", "0", "--ignore-eos"]
     with Served(profile) as engine:
         async with engine.operator() as op:
             process = engine.start_cli(*words)
@@ -280,6 +280,7 @@ async def test_a_request_that_ends_three_cores_is_lost_and_the_engine_goes_on(fo
             one_end(engine)
 
 
+@pytest.mark.usefixtures("forked_llm")
 def test_an_offline_session_goes_on(folder: Path, expected: list[list[int]]) -> None:
     with LLM(small(folder, stages=2, model={"max_model_len": 2048}, name="offline")) as llm:
         engine = llm.llm_engine

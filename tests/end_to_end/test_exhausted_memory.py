@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_checkpoint
 from engines import wait_until
-from exhausted import PROMPT, TOKENS, forkserver, out_of_files, renderer, serve, starved
+from exhausted import FEW, PROMPT, forkserver, out_of_files, renderer, serve, starved
 from operators import BACK_S, Operator
 from ppengine.common import procfs
 from ppengine.protocol.control import Refused
@@ -68,9 +68,11 @@ async def heard(op: Operator, kind: str, words: str) -> str:
 async def test_a_process_killed_for_memory_is_named_with_its_limit(engine: Served, role: str) -> None:
     kind = {"stage1": "stage.lost"}.get(role, f"{role}.ended")
     async with engine.operator() as op:
-        name = await op.submit(PROMPT, max_tokens=TOKENS)
+        # A request of a stopped stage or core waits, and a stopped agent costs it nothing.
+        early = role != "agent" and await op.submit(PROMPT, max_tokens=FEW)
         pid, begun = engine.pids[role], time.monotonic()
         with starved(pid):
+            name = early or await op.submit(PROMPT, max_tokens=FEW)
             text = await heard(op, kind, WORDS)
         print(f"\n{role} killed for memory: named after {time.monotonic() - begun:.1f} s: {text}")
         if role != "agent":
@@ -79,31 +81,32 @@ async def test_a_process_killed_for_memory_is_named_with_its_limit(engine: Serve
         await op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "well", BACK_S)
         engine.find_pids()
         assert engine.pids[role] != pid
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == FEW
 
 
 async def test_a_gateway_killed_for_memory_is_named_by_the_next_one(engine: Served) -> None:
     async with engine.operator() as op:
-        name, pid = await op.submit(PROMPT, max_tokens=TOKENS), engine.pids["gateway"]
+        name, pid = await op.submit(PROMPT, max_tokens=2 * FEW), engine.pids["gateway"]
         with starved(pid):
             wait_until(lambda: gone(pid), "the gateway is killed", 20.0)
         wait_until(lambda: WORDS in (engine.engine.errors.read_text()), "the supervisor names it", 5.0)
     wait_until(lambda: engine.cli("status").code == 0, "the next one serves", 20.0)
     engine.find_pids()
     async with engine.operator() as op:
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == 2 * FEW
 
 
 async def test_a_fork_server_killed_for_memory_is_named_and_replaced(engine: Served) -> None:
     async with engine.operator() as op:
-        name, old = await op.submit(PROMPT, max_tokens=TOKENS), forkserver(engine)
+        old = forkserver(engine)
         with starved(old):
+            name = await op.submit(PROMPT, max_tokens=FEW)
             os.kill(engine.pids["stage1"], signal.SIGKILL)
             await heard(op, "forkserver.ended", WORDS)
         await op.until(lambda picture: picture.engine.state == "serving", "it serves again", BACK_S)
         engine.find_pids()
         assert forkserver(engine) != old
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == FEW
 
 
 async def test_chats_go_on_without_descriptors_or_memory_of_their_process(engine: Served) -> None:

@@ -25,7 +25,7 @@ from profiles import small
 
 # One worker has them all: what transformers gives for these prompts takes it 5 s.
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("test_restart.py")]
-STAGES, STEPS = 3, 200
+STAGES, STEPS = 3, 100
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
 HELD, SWAPPED, RUNNING = range(3)
 
@@ -173,10 +173,11 @@ async def test_restart_stage_from_the_command_line(engine: Served, expected: lis
         planned = await op.do(RestartStage(stage=1), dry_run=True)
         assert planned.plan[0].startswith(f"stage 1 (pid {engine.pids['stage1']}) is ended and restarted")
         assert planned.figures["requests"] == 8
-        await op.do(Resume())
         states: set[str] = set()
         watch = asyncio.create_task(op.until(lambda picture: states.add(picture.engine.state), "never", 120))
-        ran = await op.cli("restart-stage", "1", "--reason", "drill")
+        command = engine.start_cli("restart-stage", "1", "--reason", "drill")
+        await op.do(Resume())
+        ran = await op.end_of(command)
         watch.cancel()
         assert ran.code == 0, ran
         assert ran.out.startswith("restart-stage applied: stage 1 is pid ")

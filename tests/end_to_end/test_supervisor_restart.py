@@ -22,7 +22,7 @@ from streaming import stream
 
 from profiles import small
 
-STREAMS, STEPS = 8, 400
+STREAMS, STEPS = 8, 250
 PROMPTS = reference.prompts(3, 100, low=20, high=60, seed=11)
 
 
@@ -70,7 +70,7 @@ async def test_requests_go_on_to_the_same_tokens(kept: Kept, folder: Path) -> No
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(STREAMS)]
     streams = [asyncio.create_task(stream(lambda: kept.record, prompt, STEPS, back_s=60.0)) for prompt in prompts]
     first = kept.record
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.7)
     os.kill(first.pid, signal.SIGKILL)
     await asyncio.to_thread(kept.served, 2)
     second = kept.record
