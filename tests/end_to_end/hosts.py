@@ -225,6 +225,14 @@ class Hosts(list[Host]):
         self._network.communicate(timeout=_MADE_S)
 
 
+def running(pid: int) -> bool:
+    """Whether a process is there and runs: a machine's init may be slow to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 @functools.cache
 def why_not() -> str | None:
     """Return why this machine cannot have hosts; None: it can."""

@@ -1,4 +1,4 @@
-"""A client of Ray that `test_hosts` runs: an actor on each node. Prints where they are, then how Ray reports a loss."""
+"""A client of Ray that `test_nodes` runs: an actor on each node. Prints where they are, then how Ray reports a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The tests' own hosts: apart in all but their disk, joined by a network that can fail, and gone after a test."""
+"""The tests' own hosts: apart in all but their disk, joined by a network that can fail, and gone after a test.
+
+Ray on them, and a host that it loses, are in `test_nodes`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray_spread
 from engines import wait_until
-from hosts import SHIFT_S, Host, Hosts, why_not
-from ray_cluster import RayCluster
+from hosts import SHIFT_S, Host, Hosts, running, why_not
 
-pytestmark = [pytest.mark.ray, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
-FOUND_S = 25.0
-"""Ray finds a lost node in 7.5 s where it has a free core; with its defaults in 60."""
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 CONNECT = """
 import json, socket, sys, time
 began = time.perf_counter()
@@ -135,34 +134,3 @@ def test_nothing_is_left_of_a_killed_test() -> None:
     test.kill()
     test.communicate()
     wait_until(lambda: not any(running(pid) for pid in {*pids, *network}), "all ends with the test")
-
-
-def running(pid: int) -> bool:
-    """Whether a process is there and runs: a machine's init may be slow to reap."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_ray_finds_that_a_host_is_lost() -> None:
-    with Hosts(3) as hosts:
-        cluster = RayCluster(hosts)
-        client = hosts[0].popen(
-            [sys.executable, ray_spread.__file__, "3"], env=cluster.environment(), stdout=subprocess.PIPE, text=True
-        )
-        assert client.stdout is not None
-        places = json.loads(client.stdout.readline())
-        assert sorted(name for name, _ in places) == ["host0", "host1", "host2"]
-        pids = [pid for host in hosts for pid in host.processes()]
-        lost = hosts[1]
-        lost.cut()
-        lost.kill()
-        at = time.monotonic()
-        assert lost.processes() == []
-        assert json.loads(client.stdout.readline()) == ["host1", "ActorDiedError", ["host0", "host2"]]
-        assert time.monotonic() - at < FOUND_S
-        assert client.wait(20) == 0
-    assert not any(running(pid) for pid in pids)

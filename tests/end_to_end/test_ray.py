@@ -1,6 +1,7 @@
 """Stages as Ray actors: the same tokens, actors that are restarted, and nothing left at the end of the engine.
 
-Ray starts a dozen processes before the first stage: two engines serve all tests.
+Ray starts a dozen processes before the first stage: one engine serves all tests. Others that Ray runs: of `test_nodes`,
+and the one of `test_executor_ray` that ends by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
 from operators import BACK_S
-from ppengine.common.config import profiles_dir
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import RestartStage
 from serving import Served
@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
 STAGES, STEPS, ENDS_S = 3, 80, 15.0
 RAY = {"executor": "ray"}
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
-TINY = profiles_dir() / "models" / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,8 @@ def folder(checkpoint_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Served]:
-    with Served(disturbed.profile(folder, STAGES, 1, 32, parallel=RAY)) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Iterator[Served]:
     """An engine that its last test ends."""
-    served = Served(disturbed.profile(TINY, 2, 1, 128, scheduler={"schedule_ahead": True}, parallel=RAY))
+    served = Served(disturbed.profile(folder, STAGES, 1, 32, scheduler={"schedule_ahead": True}, parallel=RAY))
     try:
         yield served
     finally:
@@ -79,19 +72,8 @@ async def test_an_actor_that_is_killed_or_stopped_is_restarted(engine: Served, f
         await op.idle()
 
 
-def test_interrupt(engine: Served) -> None:
+def test_supervisor_killed(engine: Served) -> None:
     """The last test of this engine."""
-    engine.engine.process.send_signal(signal.SIGINT)
-    engine.ended(0, "SIGINT received")
-    assert engine.engine.leftovers() == []
-
-
-async def test_through_all_with_steps_scheduled_ahead(tiny: Served) -> None:
-    await disturbed.check(tiny, TINY, 2000)
-
-
-def test_supervisor_killed(tiny: Served) -> None:
-    """The last test of this engine."""
-    tiny.engine.process.kill()
-    tiny.engine.wait()
-    wait_until(tiny.engine.nothing_left, "all leaves with the supervisor", ENDS_S)
+    engine.engine.process.kill()
+    engine.engine.wait()
+    wait_until(engine.engine.nothing_left, "all leaves with the supervisor", ENDS_S)

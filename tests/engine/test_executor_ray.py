@@ -49,7 +49,7 @@ def test_ray_keeps_its_files_where_its_sockets_have_room(length: int, inside: st
 @pytest.mark.ray
 def test_stage_that_fails_in_an_actor_is_quoted_and_ray_goes(tmp_path: Path) -> None:
     env = {"STANDIN_REPORTS": str(tmp_path / "reports"), "STANDIN_STATE": "loading", "STANDIN_EXECUTOR": "ray"}
-    engine = Engine(tmp_path / "run", ["standins.supervisor", "actors", "2"], env)
+    engine = Engine(tmp_path / "run", ["standins.supervisor", "actors", "1"], env)
     try:
         engine.find_processes(4)
         assert engine.wait(60) == 1
