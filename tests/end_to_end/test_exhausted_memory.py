@@ -129,7 +129,7 @@ async def test_a_chat_that_is_killed_for_memory_is_refused_alone(engine: Served)
     greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
     good, bad = [Submit(prompt=text, chat=True, sampling=greedy) for text in ("hello", "grow")]
     async with engine.operator() as op:
-        core, name = engine.pids["core"], await op.submit(PROMPT, max_tokens=TOKENS)
+        core, name = engine.pids["core"], await op.submit(PROMPT, max_tokens=FEW)
         expected = await op.tokens((await op.do(good)).request or "")
         end, old = asyncio.create_task(op.link.command(bad, timeout=60)), renderer(engine)
         await asyncio.sleep(0.1)
@@ -142,7 +142,7 @@ async def test_a_chat_that_is_killed_for_memory_is_refused_alone(engine: Served)
         assert refused.text.startswith(f"chat template: its process has ended: {WORDS}"), refused.text
         await heard(op, "templates.ended", "its chat is refused")
         assert await op.tokens((await op.do(good)).request or "") == expected, "another process renders the next chat"
-        assert len((await op.output(name))[0]) == TOKENS
+        assert len((await op.output(name))[0]) == FEW
     engine.find_pids()
     assert engine.pids["core"] == core
 
