@@ -171,8 +171,8 @@ class Killable:
         self.step(lambda: self.core.handle(command))
         return True
 
-    def stage_process(self, stage: int) -> None:
-        return None
+    def stage_processes(self, stage: int) -> dict[str, tuple[int, int]]:
+        return {}
 
     def say(self, command: Command) -> None:
         self.desk.handle(b"c", frames.header("id", "epoch"), command, self.session)

@@ -177,7 +177,7 @@ def test_a_restarted_stage_is_followed_to_its_new_ring(config):
     assert sampler.look().stages[0].process_state is None
     with stage_process(config) as new:
         seen = sampler.look().stages[0]
-        assert seen.pid == new.pid and seen.process_state is not None and sampler.pids == {0: new.pid}
+        assert seen.pid == new.pid and seen.process_state is not None and sampler.pids == {(0, 0): new.pid}
     Path(config.ring_dir, "s0.0.main.ring").unlink()
     assert sampler.look().stages == []
 

@@ -13,6 +13,7 @@ from ppengine.gateway.fault_record import NONCE, STEPS, FaultRecorder
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import RingsDetail, StacksDetail, StageStacks
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Verdict
 
 
@@ -38,7 +39,7 @@ def files(tmp_path: Path) -> dict[str, tuple[Path, int]]:
 
 
 def test_the_last_steps_of_every_thread(files):
-    detail = read_rings({(0, 0): files}, [0, 1], 8)
+    detail = read_rings({(0, 0): files}, [Place(0, 0), Place(1, 0)], 8)
     stage, other = detail.stages
     assert (stage.begun_step, stage.finished_step, stage.error) == (101, 100, "")
     main, send = stage.threads
@@ -52,12 +53,12 @@ def test_the_last_steps_of_every_thread(files):
 
 
 def test_more_steps_than_the_ring_holds(files):
-    (stage,) = read_rings({(0, 0): files}, [0], 10_000).stages
+    (stage,) = read_rings({(0, 0): files}, [Place(0, 0)], 10_000).stages
     assert {record.step for record in stage.threads[0].records} == set(range(102))
 
 
 def test_a_ring_that_is_gone_is_told(files, tmp_path):
-    (stage,) = read_rings({(0, 0): {**files, "swap": (tmp_path / "nothing", 1)}}, [0], 4).stages
+    (stage,) = read_rings({(0, 0): {**files, "swap": (tmp_path / "nothing", 1)}}, [Place(0, 0)], 4).stages
     assert "swap" in stage.error and len(stage.threads) == 2
 
 

@@ -365,10 +365,10 @@ def test_a_pid_of_another_host_is_never_signalled(config, executor, node, reache
         seen = [sample(0, pid=process.pid, process_start=start)]
         collector.take(AgentReport(mono_ns=1, node=name, stages=seen))
         collector.take(processes(stage_process(0, pid=process.pid)))
-        assert (collector.processes.stage(0) == (process.pid, start)) is reached
+        assert (collector.processes.ranks(0) == {(0, 0): (process.pid, start)}) is reached
         assert (collector.processes.others() == {process.pid: start}) is reached
         collector.take(processes(stage_process(0, pid=process.pid, exit_code=0)))
-        assert collector.processes.stage(0) is None and collector.processes.others() == {}
+        assert collector.processes.ranks(0) == {} and collector.processes.others() == {}
     finally:
         process.kill()
         process.wait()

@@ -130,7 +130,7 @@ class Agent:
         self.probe.take(Inspected(nonce=NONCE, what="stacks", data=frames.encode(detail)))
 
 
-PIDS = {0: 100, 1: 101, 2: 102}
+PIDS = {(0, 0): 100, (1, 0): 101, (2, 0): 102}
 
 
 def test_a_core_that_stands_is_looked_at_and_one_that_is_held_up_is_not():

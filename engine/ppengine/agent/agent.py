@@ -34,6 +34,7 @@ from ppengine.protocol import frames
 from ppengine.protocol.agent_messages import ClockAnswer, ClockQuestion, ToAgent
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import StacksDetail, StageStacks
+from ppengine.protocol.place import Place
 from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 log = logging.getLogger("ppengine.agent")
@@ -58,7 +59,7 @@ class Sampler:
         self.pauses = PtracePauses()
         self._folder = Path(config.ring_dir)
         self._watches: dict[tuple[int, int], StageWatch] = {}
-        self._node = config.node_name
+        self._node, self._groups = config.node_name, config.groups
         self._edges = EdgeWatch()
         self._far_edges = None if config.cluster is None else FarEdges()
         self._host_load = HostLoad()
@@ -67,29 +68,29 @@ class Sampler:
         self._scanned_ns = 0
         self.files: Mapping[tuple[int, int], last_steps.Files] = {}
         """Ring files of each stage and rank; replaced as a whole."""
-        self.pids: dict[int, int] = {}
-        """Pid of each stage; replaced as a whole, so that another thread may read it."""
+        self.pids: dict[tuple[int, int], int] = {}
+        """Pid of each stage and rank; replaced as a whole, so that another thread may read it."""
 
     def look(self) -> AgentReport:
         """Sample every stage and return the report."""
         found = self._scan()
         for key in [key for key in self._watches if key not in found]:
             self._watches.pop(key).close()
-            log.info("the rings of stage %d are gone", key[0])
+            log.info("the rings of %s are gone", self._groups.text(Place(*key)))
         self.files = found
         for key in found:
             if key not in self._watches:
-                self._watches[key] = StageWatch(*key)
+                self._watches[key] = StageWatch(*key, self._groups)
             watch = self._watches[key]
             before = watch.pid
             watch.update(found[key])
             if watch.pid not in (before, None):
-                log.info("watching stage %d, pid %d", key[0], watch.pid)
+                log.info("watching %s, pid %d", self._groups.text(Place(*key)), watch.pid)
         paused_ns = self.pauses.total_ns()
         seen = [
             (self._watches[key], self._watches[key].look(self._host_load, paused_ns)) for key in sorted(self._watches)
         ]
-        self.pids = {watch.stage: watch.pid for watch, _ in seen if watch.pid is not None and watch.rank == 0}
+        self.pids = {(watch.stage, watch.rank): watch.pid for watch, _ in seen if watch.pid is not None}
         stages = [sample for _, sample in seen if sample is not None]
         self._host_load.look_idle()
         if not all(watch.by_device for watch, _ in seen):
@@ -171,18 +172,22 @@ class StackServer:
             text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
             return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
         if question.what == "rings":
-            rings = last_steps.read_rings(self._sampler.files, list(stages), question.lines)
+            places = [place for place in self._config.groups.places if place.stage in stages]
+            rings = last_steps.read_rings(self._sampler.files, places, question.lines)
             return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
         with ThreadPoolExecutor(_SPIES) as pool:
             core = pool.submit(self._take_core) if question.core or question.stage is None else None
-            taken = pool.map(lambda stage: self._take(stage, ability), () if question.core else stages)
+            places = [place for place in self._config.groups.places if place.stage in stages and not question.core]
+            taken = pool.map(lambda place: self._take(place, ability), places)
             detail = StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
         return Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(frames.encode(detail)))
 
-    def _take(self, stage: int, ability: Ability) -> StageStacks:
-        pid = self._sampler.pids.get(stage)
+    def _take(self, place: Place, ability: Ability) -> StageStacks:
+        pid = self._sampler.pids.get(place)
+        file = debug_attach.stack_file(self._config.run_dir, *place)
         with self.pauses.pause(pid or 0):
-            return take(stage, pid, debug_attach.stack_file(self._config.run_dir, stage), ability.native)
+            taken = take(place.stage, pid, file, ability.native)
+        return msgspec.structs.replace(taken, rank=place.rank)
 
     def _take_core(self) -> StageStacks:
         pid = procfs.sibling(CORE)

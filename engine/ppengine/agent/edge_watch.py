@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -15,7 +16,8 @@ class EdgeWatch:
     """Compares what the rings of both ends have. Call `look` with every sample of the stages."""
 
     def __init__(self) -> None:
-        self._comparison = EdgeComparison()
+        self._comparisons: defaultdict[int, EdgeComparison] = defaultdict(EdgeComparison)
+        """By rank: edges connect equal ranks."""
 
     def look(
         self, now_ns: int, stages: Sequence[StageSample], watches: Mapping[tuple[int, int], StageWatch], paused_ns: int
@@ -33,5 +35,6 @@ class EdgeWatch:
                 if sent is None or posted is None:
                     continue
                 excuses = Excuses(ends[1].waited_ns, ends[0].throttled_us + ends[1].throttled_us, paused_ns)
-                found = self._comparison.look(now_ns, (sample.index, edge.peer), sent, posted, excuses)
+                comparison = self._comparisons[sample.rank]
+                found = comparison.look(now_ns, (sample.index, edge.peer), sent, posted, excuses)
                 sample.edges[index] = msgspec.structs.replace(edge, conflict=found.conflict, pace=found.pace)

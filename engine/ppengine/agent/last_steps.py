@@ -14,6 +14,7 @@ from ppengine.agent.ring_state import kind_name
 from ppengine.agent.stage_watch import DEVICE_PAGE
 from ppengine.common.ring import Gauge, Record, RingReader, Word
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings, ThreadRing
+from ppengine.protocol.place import Place
 
 STEPS_MOST = 512
 _RECORDS_A_STEP = 16
@@ -23,15 +24,14 @@ Files = Mapping[str, tuple[Path, int]]
 """Path and inode of each ring of a stage, by its name."""
 
 
-def read_rings(found: Mapping[tuple[int, int], Files], stages: list[int], steps: int) -> RingsDetail:
-    """Return the last `steps` steps (at most 512) of `stages`; one without rings says so in `error`."""
+def read_rings(found: Mapping[tuple[int, int], Files], places: list[Place], steps: int) -> RingsDetail:
+    """Return the last `steps` steps (at most 512) of `places`; one without rings says so in `error`."""
     steps = max(1, min(steps, STEPS_MOST))
-    known = {key[0] for key in found}
-    read = [read_stage(*key, files, steps) for key, files in sorted(found.items()) if key[0] in stages]
+    read = [read_stage(*key, files, steps) for key, files in sorted(found.items()) if key in places]
     read += [
-        StageRings(stage=stage, rank=0, pid=None, error="it has no rings on this host")
-        for stage in stages
-        if stage not in known
+        StageRings(stage=place.stage, rank=place.rank, pid=None, error="it has no rings on this host")
+        for place in places
+        if place not in found
     ]
     read.sort(key=lambda each: (each.stage, each.rank))
     return RingsDetail(mono_ns=time.monotonic_ns(), wall=time.time(), steps=steps, stages=read)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ppengine.common.groups import Groups
 from ppengine.common.ring import DONE_NS, KIND, SEQ, Kind, Record, Row, in_ms
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import StreamInfo, Waiting
 
 MAX_PENDING = 64
@@ -15,9 +17,13 @@ RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
 """Operations that wait for another rank of the stage."""
 WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN}) | RANK_WAITS
 """Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
-_ARROWS = {Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.SEND: ">", Kind.ROOM: ">"}
+_ARROWS = {
+    Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.ALL_REDUCE: "<", Kind.ALL_GATHER: "<",
+    Kind.SEND: ">", Kind.ROOM: ">",
+}  # fmt: skip
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 _WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
+_FIRST = Place(0, 0)
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
 """Operations that begin only when their thread is in no other."""
 
@@ -34,29 +40,41 @@ def op_text(record: Record) -> str:
     return f"{kind_name(record.kind)}{peer}" + (f" m{record.step}" if record.step else "")
 
 
-def waiting_on(op: Record | None, now_ns: int) -> Waiting | None:
-    """Return the peer that an open operation waits for; None if it is work, or there is none.
+def waiting_on(op: Record | None, now_ns: int, stage: int | None = None) -> Waiting | None:
+    """Return the peer that an open operation of `stage` waits for; None if it is work, or there is none.
 
     A send waits for its peer once its call has returned.
     """
     if op is None or not (op.kind in WAITS or (op.kind == Kind.SEND and op.returned_ns)):
         return None
     what = _WHAT.get(Kind(op.kind), "collective")
+    if op.kind in RANK_WAITS:
+        return Waiting(stage=stage, what=what, since_ms=in_ms(now_ns - op.enqueued_ns), rank=op.peer)
     return Waiting(stage=op.peer if op.peer >= 0 else None, what=what, since_ms=in_ms(now_ns - op.enqueued_ns))
 
 
-def stream_info(name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
-    """Return one ring as a stream: its open operation, and how many asynchronous ones are not done."""
+def stream_info(
+    name: str, owner: str, track: Track, now_ns: int, place: Place = _FIRST, groups: Groups | None = None
+) -> StreamInfo:
+    """Return one ring of `place` as a stream: its open operation, and how many asynchronous ones are not done."""
     op = track.open_op() or next(iter(track.unfinished()), None)
-    wait = waiting_on(op, now_ns)
+    wait = waiting_on(op, now_ns, place.stage)
     return StreamInfo(
         name=name,
         owner=owner,
         op=None if op is None else op_text(op),
         age_ms=None if op is None else in_ms(now_ns - op.enqueued_ns),
         pending=len(track.unfinished()),
-        waits_for=None if wait is None else ("core" if wait.stage is None else f"stage {wait.stage}"),
+        waits_for=None if wait is None else _name(wait, place.rank, groups),
     )
+
+
+def _name(wait: Waiting, rank: int, groups: Groups | None) -> str:
+    """Return whom a stage waits for: edges connect equal ranks."""
+    if wait.stage is None:
+        return "core"
+    place = Place(wait.stage, rank if wait.rank is None else wait.rank)
+    return f"stage {place.stage}" if groups is None else groups.text(place)
 
 
 class Track:

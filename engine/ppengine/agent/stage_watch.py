@@ -14,11 +14,15 @@ from ppengine.agent.host_load import HostLoad
 from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.agent.pace import Totals
 from ppengine.agent.quota_watch import QuotaWatch
-from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
+from ppengine.agent.rank_waits import RankWaits
+from ppengine.agent.ring_state import RANK_WAITS, Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.edge_messages import MessageTrack
+from ppengine.common.groups import Groups, site_text
 from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
+from ppengine.protocol.place import Place
+from ppengine.protocol.snapshot import StreamInfo
 from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample
 
 SLOW_S = 1.0
@@ -78,8 +82,11 @@ class CpuClock:
 class StageWatch:
     """Reads one stage (one tensor rank). `look` returns a sample, None before its main ring exists."""
 
-    def __init__(self, stage: int, rank: int) -> None:
+    def __init__(self, stage: int, rank: int, groups: Groups | None = None) -> None:
+        """`groups`: the places of the engine; None: stages have one rank."""
         self.stage, self.rank = stage, rank
+        self._places = groups
+        self._ranks = RankWaits() if groups is not None and groups.tensor > 1 else None
         self._files: dict[str, RingFile] = {}
         self._device: DeviceWatch | None = None
         self._history = History()
@@ -142,6 +149,7 @@ class StageWatch:
             self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
             self._cpu_limits_s, self._gil, self._gil_sample = (None, None), GilWatch(), None
             self._cores, self._starved = CoreWatch(), None
+            self._ranks = None if self._ranks is None else RankWaits()
 
     def look(self, host: HostLoad | None = None, paused_ns: int = 0) -> StageSample | None:
         """Return a sample of this moment. `paused_ns`: time so far in which a stage was paused for its stacks."""
@@ -184,7 +192,7 @@ class StageWatch:
             op_age_ms=None if op is None else _age(now_ns, op.enqueued_ns),
             op_step=None if op is None else op.step,
             op_peer=None if op is None or op.peer < 0 else op.peer,
-            waiting_on=waiting_on(op, now_ns),
+            waiting_on=waiting_on(op, now_ns, self.stage),
             inbox=gauges["inbox"],
             outbox=gauges["outbox"],
             begun_step=begun,
@@ -198,7 +206,7 @@ class StageWatch:
             gil=self._gil_sample if alive else None,
             growth=self._memory.growth if alive else None,
             streams=[
-                stream_info(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
+                self._stream(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
                 for name, file in self._files.items()
             ]
             + (self._device.look(self._pid) if self._device is not None else []),
@@ -221,7 +229,12 @@ class StageWatch:
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
             pace=past.pace.sample(now_ns),
             work_ms=past.work_ms(),
+            op_site=site_text(op.detail) if op is not None and op.kind in RANK_WAITS else "",
+            rank_wait=None if self._ranks is None else self._ranks.share(now_ns, gauges["collective_wait_ns"], op),
         )
+
+    def _stream(self, name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
+        return stream_info(name, owner, track, now_ns, Place(self.stage, self.rank), self._places)
 
     def _mapping_ms(self, now_ns: int) -> float | None:
         """Return the age of the mapping thread's present change; None without one."""

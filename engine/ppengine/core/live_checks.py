@@ -238,11 +238,15 @@ class Checks:
         if self._difference is not None:
             at, finding = self._difference
             found.append(msgspec.structs.replace(finding, since_s=now - at))
+        ranks = self._config.groups.tensor > 1
         for (place, check), reported in self._reported.items():
+            # All ranks of a stage add the same parts: values that are not finite are not of one rank.
+            rank = place.rank if ranks and check != Check.FINITE else None
             for finding, step in zip(reported.findings, reported.steps, strict=True):
                 if check == Check.FINITE and self._is_consequence(place.stage, step):
                     continue
-                found.append(msgspec.structs.replace(finding, since_s=finding.since_s + now - reported.at))
+                since_s = finding.since_s + now - reported.at
+                found.append(msgspec.structs.replace(finding, since_s=since_s, rank=rank))
         return sorted(found, key=lambda finding: -finding.since_s)
 
     def _is_consequence(self, stage: int, step: int) -> bool:

@@ -20,6 +20,7 @@ from ppengine.diagnosis import (
     message_rules,
     process_rules,
     quota_rules,
+    rank_rules,
     shortage_rules,
     slow_rules,
     stuck_rules,
@@ -35,6 +36,7 @@ from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo
 __all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "failure", "stuck_limit_s", "waits"]
 
 RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
+    rank_rules.differing,
     message_rules.mismatched,
     process_rules.ended,
     process_rules.stopped,
@@ -70,7 +72,7 @@ def diagnose(evidence: Evidence) -> list[Verdict]:
     nodes = {stage.stage: stage.node for stage in evidence.stages if stage.node}
     for rule in RULES:
         for verdict in rule(case):
-            if _key(verdict) not in map(_key, case.found):
+            if not {_key(verdict), _whole(verdict)} & set(map(_key, case.found)):
                 case.found.append(_one_line(_on_node(verdict, nodes)))
     return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in ("starved", "blocked")))
 
@@ -99,16 +101,21 @@ def failure(error: Exception) -> Verdict:
     )
 
 
-def _key(verdict: Verdict) -> int | Cause:
-    """Return what a verdict is alone on: a stage, or a cause that is no stage's."""
-    return verdict.cause if verdict.stage is None else verdict.stage
+def _key(verdict: Verdict) -> tuple[int, int | None] | Cause:
+    """Return what a verdict is alone on: a place, all ranks of a stage, or a cause that is no stage's."""
+    return verdict.cause if verdict.stage is None else (verdict.stage, verdict.rank)
+
+
+def _whole(verdict: Verdict) -> tuple[int, int | None] | Cause:
+    """Return the key of a verdict on all ranks of the stage, which says it for each of them."""
+    return _key(msgspec.structs.replace(verdict, rank=None))
 
 
 def _on_node(verdict: Verdict, nodes: Mapping[int, str]) -> Verdict:
     """Name the node of a verdict's stage, in an engine that has several."""
     if verdict.stage is None or not (node := nodes.get(verdict.stage)):
         return verdict
-    name = f"stage {verdict.stage}"
+    name = f"stage {verdict.stage}" + ("" if verdict.rank is None else f" rank {verdict.rank}")
     summary = verdict.summary
     if summary.startswith(f"{name} ") and node not in summary:
         summary = f"{name} on {node}{summary.removeprefix(name)}"

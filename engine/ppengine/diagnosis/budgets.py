@@ -54,7 +54,10 @@ operator needs time to read the verdict."""
 PHASE_BUDGET_S = {
     "start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "meet": 10.0, "closing": 60.0,
 }  # fmt: skip
-_SLEEPS = {"receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll")}
+_SLEEPS = {
+    "receive": ("poll",), "token_return": ("poll",), "room": ("futex", "poll"),
+    "all_reduce": ("poll",), "all_gather": ("poll",),
+}  # fmt: skip
 _ANY_SLEEP = ("",)
 
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from ppengine.diagnosis.budgets import SPINS, holds_gil, is_lost, wants_core
 from ppengine.diagnosis.device_evidence import device_lines
-from ppengine.diagnosis.evidence import Evidence, StageEvidence
+from ppengine.diagnosis.evidence import Evidence, Key, StageEvidence
 from ppengine.diagnosis.phrases import percent, seconds, stack_lines
-from ppengine.diagnosis.wait_graph import Graph
+from ppengine.diagnosis.wait_graph import Graph, Node
 from ppengine.protocol.snapshot import Verdict
 
 
@@ -20,13 +20,13 @@ class Case(NamedTuple):
     found: list[Verdict]
 
     @property
-    def guilty(self) -> set[int | None]:
-        """Stages that are a root already; None: the core. A verdict without a stage (wrong tokens) counts for none."""
-        return {
-            verdict.stage
-            for verdict in self.found
-            if verdict.root and (verdict.stage is not None or verdict.cause == "core")
-        }
+    def guilty(self) -> set[Key | None]:
+        """Places that are a root already; None: the core. A verdict without a stage (wrong tokens) counts for none."""
+        found: set[Key | None] = set()
+        for verdict in self.found:
+            if verdict.root and (verdict.stage is not None or verdict.cause == "core"):
+                found |= set(self.places(verdict)) if verdict.stage is not None else {None}
+        return found
 
     @property
     def edges_close(self) -> bool:
@@ -37,9 +37,21 @@ class Case(NamedTuple):
         evidence = self.evidence
         return any(map(is_lost, evidence.stages)) or any(loss.healed_s is None for loss in evidence.losses)
 
-    def stage(self, number: int) -> StageEvidence:
-        """Return one stage."""
-        return next(stage for stage in self.evidence.stages if stage.stage == number)
+    def places(self, verdict: Verdict) -> list[Key]:
+        """Return the places that a verdict is about: without a rank, all of its stage."""
+        return [
+            stage.key
+            for stage in self.evidence.stages
+            if stage.stage == verdict.stage and verdict.rank in (None, stage.rank)
+        ]
+
+    def at(self, node: Node) -> StageEvidence:
+        """Return the stage of a node that is not the core."""
+        return next(stage for stage in self.evidence.stages if stage.key == node.key)
+
+    def name(self, key: Key) -> str:
+        """Return the name of a place for operators."""
+        return next((stage.name for stage in self.evidence.stages if stage.key == key), f"stage {key[0]}")
 
 
 def thread_lines(stage: StageEvidence) -> list[str]:

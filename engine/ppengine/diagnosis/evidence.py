@@ -39,6 +39,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: int
     rank: int = 0
+    ranks: int = 1
+    """Tensor ranks of each stage."""
     pid: int | None = None
     node: str = ""
     """Name of its node, if the engine has several."""
@@ -88,6 +90,11 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     op_age_s: float | None = None
     op_step: int | None = None
     op_peer: int | None = None
+    """A stage, or a rank of its own stage in a collective."""
+    op_site: str = ""
+    """Call site of the collective in which it waits for another rank."""
+    rank_wait: float | None = None
+    """Share of the last second in which it waited for other ranks of its stage."""
     last_op: str | None = None
     """The newest operation of the main thread that has ended."""
     outbox: int | None = None
@@ -126,6 +133,25 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     """Findings of live checks shortly before the process ended."""
 
+    @property
+    def key(self) -> Key:
+        """Its place."""
+        return self.stage, self.rank
+
+    @property
+    def shown_rank(self) -> int | None:
+        """Its rank for a verdict; None where stages have one rank."""
+        return self.rank if self.ranks > 1 else None
+
+    @property
+    def name(self) -> str:
+        """Name for operators: `stage 1`, or `stage 1 rank 0` where stages have several ranks."""
+        return self.name_of(self.stage)
+
+    def name_of(self, stage: int) -> str:
+        """Return the name of the place with this rank in `stage`: edges connect equal ranks."""
+        return f"stage {stage}" if self.ranks == 1 else f"stage {stage} rank {self.rank}"
+
 
 class WireLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A wire that broke while the processes at both of its ends lived. The core heals it by a new generation."""
@@ -145,6 +171,13 @@ class WireLoss(msgspec.Struct, frozen=True, kw_only=True):
     """Since all stages have met again; None: they have not."""
     recomputed: int = 0
     """Requests that had computed tokens and are recomputed."""
+    rank: int = 0
+    peer_rank: int = 0
+
+    @property
+    def ends(self) -> tuple[Key, Key]:
+        """The places at both ends, the one that reported it first."""
+        return (self.stage, self.rank), (self.peer, self.peer_rank)
 
 
 class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +211,8 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     figure: str
     """Use and limit in words."""
     stage: int | None = None
+    rank: int | None = None
+    """Tensor rank of the stage; None: stages have one rank."""
     pid: int | None = None
     since_s: float = 0.0
 

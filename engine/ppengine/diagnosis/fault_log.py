@@ -141,7 +141,7 @@ class FaultLog:
 
     def note_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
         """Keep those of the core's findings with the newest end of their stage that are of its process."""
-        for (stage, _), ends in self._ends.items():
+        for (stage, rank), ends in self._ends.items():
             end, from_ns = ends[-1], ends[-1].at_ns - int(FRESH_S * 1e9)
             if len(ends) > 1:
                 # The core reports findings of a predecessor until all stages have met.
@@ -149,7 +149,9 @@ class FaultLog:
             mine = tuple(
                 finding
                 for finding in findings
-                if finding.stage == stage and from_ns <= now_ns - finding.since_s * 1e9 <= end.at_ns + NEAR_NS
+                if finding.stage == stage
+                and finding.rank in (None, rank)
+                and from_ns <= now_ns - finding.since_s * 1e9 <= end.at_ns + NEAR_NS
             )
             end.findings = max(end.findings, mine, key=len)
 
@@ -158,12 +160,13 @@ class FaultLog:
         link, healed = self._link, self._healed
         if link is None:
             return ()
-        for stage in (link.stage, link.peer):
-            if any(end.at_ns >= link.mono_ns - NEAR_NS for end in self._ends.get((stage, 0), ())):
+        for place in (Place(link.stage, link.rank), Place(link.peer, link.peer_rank)):
+            if any(end.at_ns >= link.mono_ns - NEAR_NS for end in self._ends.get(place, ())):
                 return ()
         loss = WireLoss(
-            stage=link.stage, peer=link.peer, text=link.text, closed=link.closed,
-            since_s=(now_ns - link.mono_ns) / 1e9, generation=None if self._began is None else self._began.generation,
+            stage=link.stage, rank=link.rank, peer=link.peer, peer_rank=link.peer_rank, text=link.text,
+            closed=link.closed, since_s=(now_ns - link.mono_ns) / 1e9,
+            generation=None if self._began is None else self._began.generation,
         )  # fmt: skip
         if healed is None:
             return (loss,)

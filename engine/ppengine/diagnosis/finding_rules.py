@@ -37,11 +37,11 @@ def _explains(verdict: Verdict) -> bool:
 
 
 def _all(case: Case) -> list[Verdict]:
-    """Return one verdict a stage."""
-    stages = {finding.stage for finding in case.evidence.findings}
+    """Return one verdict a place."""
+    places = {(finding.stage, finding.rank) for finding in case.evidence.findings}
     return [
-        verdict_of([finding for finding in case.evidence.findings if finding.stage == stage])
-        for stage in sorted(stages, key=lambda k: -1 if k is None else k)
+        verdict_of([finding for finding in case.evidence.findings if (finding.stage, finding.rank) == place])
+        for place in sorted(places, key=lambda place: tuple(-1 if number is None else number for number in place))
     ]
 
 
@@ -54,6 +54,7 @@ def verdict_of(findings: Sequence[Finding]) -> Verdict:
         restart = f"ppconsole restart-stage {stage} (reloads weights and drops all cached blocks); "
     return Verdict(
         stage=stage,
+        rank=first.rank,
         cause=first.cause,
         summary=first.summary,
         since_s=first.since_s,

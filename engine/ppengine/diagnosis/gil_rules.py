@@ -17,12 +17,12 @@ def holders(case: Case) -> list[Verdict]:
 
 def sharers(case: Case) -> list[Verdict]:
     """Return the stages whose GIL is held for much of the time; they work on, slower."""
-    return [_shared(stage) for stage in case.evidence.stages if shares_gil(stage) and stage.stage not in case.guilty]
+    return [_shared(stage) for stage in case.evidence.stages if shares_gil(stage) and stage.key not in case.guilty]
 
 
 def _held(stage: StageEvidence) -> Verdict:
     age = stage.tick_age_s or GIL_AFTER_S
-    text = f"stage {stage.stage}: the GIL is held{_by(stage)} for {seconds(age)}; no other thread of it can run"
+    text = f"{stage.name}: the GIL is held{_by(stage)} for {seconds(age)}; no other thread of it can run"
     return verdict(stage, "gil_held", text, age, [f"main thread in {where(stage)}", *thread_lines(stage)])
 
 
@@ -30,7 +30,7 @@ def _shared(stage: StageEvidence) -> Verdict:
     gil = stage.gil
     assert gil is not None  # `shares_gil` has looked
     how = "in turns with its other threads" if gil.hold_ms is None else f"{gil.hold_ms:.0f} ms at a time"
-    text = f"stage {stage.stage}: the GIL is held{_by(stage)} {percent(gil.share)} of the time, {how}"
+    text = f"{stage.name}: the GIL is held{_by(stage)} {percent(gil.share)} of the time, {how}"
     lines = [
         f"its control thread found the GIL held in {percent(gil.share)} of the last {seconds(gil.over_s)}, {how}; "
         "time without a core does not count",

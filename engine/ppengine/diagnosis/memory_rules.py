@@ -33,8 +33,9 @@ def _verdict(stage: StageEvidence, growth: GrowthSample, until_s: float) -> Verd
     left, grown = size_text(growth.left), size_text(growth.grown)
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="leak",
-        summary=f"stage {stage.stage} leaks memory: +{rate}, {short} is used up in {duration(until_s)}",
+        summary=f"{stage.name} leaks memory: +{rate}, {short} is used up in {duration(until_s)}",
         since_s=growth.for_ms / 1e3,
         evidence=[
             f"memory beside KV cache and swap space grows evenly: +{grown} in {seconds(growth.over_s)}",

@@ -35,7 +35,7 @@ def _all(case: Case) -> list[Verdict]:
     found = []
     for receiver in case.evidence.stages:
         for posted in receiver.edges:
-            sender = next((stage for stage in case.evidence.stages if stage.stage == posted.peer), None)
+            sender = next((stage for stage in case.evidence.stages if stage.key == (posted.peer, receiver.rank)), None)
             if posted.kind != "receive" or sender is None or sender.dead_for_s is not None:
                 continue
             sent = edge_of(sender, "send", receiver.stage)
@@ -64,19 +64,20 @@ def first_conflict(sent: EdgeSample, posted: EdgeSample) -> Conflict | None:
 
 def _verdict(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict) -> Verdict:
     sent, posted = conflict
-    edge = f"stage {sender.stage} -> stage {receiver.stage}"
+    edge = f"{sender.name} -> {receiver.name}"
     if sent is None:
         summary = f"mismatch on {edge}: message {posted.number} was left out"
-        lines = [f"stage {receiver.stage} expects {message_text(posted)}", "the sender went on with the next number"]
+        lines = [f"{receiver.name} expects {message_text(posted)}", "the sender went on with the next number"]
     else:
         what = "step" if sent.step != posted.step else "size" if sent.size != posted.size else "element type or shape"
         summary = f"mismatch on {edge} at message {posted.number}: {what} differs"
         lines = [
-            f"stage {sender.stage} sent {message_text(sent)}",
-            f"stage {receiver.stage} expects {message_text(posted)}",
+            f"{sender.name} sent {message_text(sent)}",
+            f"{receiver.name} expects {message_text(posted)}",
         ]
     return Verdict(
         stage=sender.stage,
+        rank=sender.shown_rank,
         cause="mismatch",
         summary=summary,
         since_s=posted.age_ms / 1e3 + (receiver.sample_age_s or 0.0),

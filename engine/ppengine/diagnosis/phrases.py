@@ -6,6 +6,9 @@ from ppengine.common.child_process import signal_name
 from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
 
+RANK_WAITS = frozenset({"all_reduce", "all_gather"})
+"""Operations that wait for another rank of the stage."""
+
 
 def exit_words(code: int | None) -> str:
     """Return an exit status in words; None: the process is gone and its parent has not said how."""
@@ -23,7 +26,9 @@ def doing(stage: StageEvidence) -> str:
     if stage.op is None:
         return "no open operation"
     peer, op = "", "no room to send" if stage.op == "room" else stage.op
-    if stage.op_peer is not None:
+    if stage.op in RANK_WAITS:
+        peer = f" with rank {stage.op_peer}"
+    elif stage.op_peer is not None:
         peer = f" {'to' if stage.op in ('room', 'send') else 'from'} {stage.op_peer}"
     step = f" m{stage.op_step}" if stage.op_step else ""
     return f"{op}{peer}{step}" + (f" for {seconds(stage.op_age_s)}" if stage.op_age_s is not None else "")

@@ -15,7 +15,7 @@ from ppengine.common.oom_kills import OOM_KILLER
 from ppengine.diagnosis.budgets import is_lost, is_stopped
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.device_evidence import device_lines
-from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.diagnosis.evidence import Key, StageEvidence
 from ppengine.diagnosis.finding_rules import verdict_of
 from ppengine.diagnosis.phrases import doing, exit_words, let_go, seconds, thaw
 from ppengine.diagnosis.signal_senders import cpu_limit_s, lift_cpu_limit, sender
@@ -41,7 +41,7 @@ _NOT_OF_ITS_OWN = (None, -signal.SIGKILL, UNKNOWN_STATUS)
 _NO_STATUS = (UNKNOWN_STATUS, NODE_LOST)
 """Statuses with which the out-of-memory killer may have been at work; of much memory the end itself takes seconds."""
 _BREAKS = ("stream_owner", "stream_order")
-_LOST_PEER = re.compile(r"lost stage (\d+)")
+_LOST_PEER = re.compile(r"lost stage (\d+)(?: rank (\d+))?")
 _NO_WORDS = re.compile(r"exit code -?\d+|killed by SIG\w+|")
 
 
@@ -68,10 +68,10 @@ def stopped(case: Case) -> list[Verdict]:
     return [_stopped(stage) for stage in case.evidence.stages if is_stopped(stage) and not is_lost(stage)]
 
 
-def _lost_peer(stage: StageEvidence) -> int | None:
-    """Return the stage whose connection closed, by a stage's own words."""
+def _lost_peer(stage: StageEvidence) -> Key | None:
+    """Return the place whose connection closed, by a stage's own words; without a rank it is that of its own."""
     found = _LOST_PEER.search(f"{stage.lost} {stage.exit_detail}")
-    return int(found[1]) if found else None
+    return (int(found[1]), stage.rank if found[2] is None else int(found[2])) if found else None
 
 
 def _status_is_coming(stage: StageEvidence) -> bool:
@@ -82,7 +82,7 @@ def _status_is_coming(stage: StageEvidence) -> bool:
 def _may_be_an_echo(case: Case, stage: StageEvidence) -> bool:
     """Return whether a stage blames a peer whose own end may not have been seen yet."""
     peer = _lost_peer(stage)
-    known = peer is None or any(other.stage == peer and is_lost(other) for other in case.evidence.stages)
+    known = peer is None or any(other.key == peer and is_lost(other) for other in case.evidence.stages)
     return not known and _since(stage) < ECHO_S
 
 
@@ -107,10 +107,10 @@ def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
     for verdict in case.found:
         # Who was sent the wrong message dies of it; who sent it is named.
         told = (edge for edge in stage.edges if edge.kind == "receive" and edge.peer == verdict.stage)
-        if verdict.cause == "mismatch" and any(told):
-            return f"after the mismatch of stage {verdict.stage}"
+        if verdict.cause == "mismatch" and verdict.rank in (None, stage.rank) and any(told):
+            return f"after the mismatch of {stage.name_of(verdict.stage or 0)}"
     near = abs(_since(first) - _since(stage)) <= ECHO_S
-    return f"after stage {first.stage} was gone" if stage is not first and near and _blames_peer(stage) else ""
+    return f"after {first.name} was gone" if stage is not first and near and _blames_peer(stage) else ""
 
 
 def _crashed(stage: StageEvidence) -> bool:
@@ -146,7 +146,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
         cause = "starved" if stage.dead_for_s is None else "dead"
     how = exit_words(stage.exit_code) if stage.dead_for_s is not None else "cannot go on"
     named = "" if OOM_KILLER in words else _SUMMARIES.get(cause, "")
-    summary = f"stage {stage.stage} {how}{named}"
+    summary = f"{stage.name} {how}{named}"
     by = sender(stage) if cause == "dead" and stage.dead_for_s is not None else ""
     if echo:
         summary += f" {echo}"
@@ -168,6 +168,7 @@ def _verdict(case: Case, stage: StageEvidence, echo: str) -> Verdict:
     evidence += device_lines(stage)
     verdict = Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause=cause,
         summary=summary,
         since_s=_since(stage),
@@ -201,7 +202,7 @@ def _explained(stage: StageEvidence, crash: Verdict) -> Verdict:
     return msgspec.structs.replace(
         crash,
         cause=why.cause,
-        summary=f"stage {stage.stage} crashed: {why.summary.removeprefix(f'stage {stage.stage}: ')}",
+        summary=f"{stage.name} crashed: {why.summary.removeprefix(f'stage {stage.stage}: ')}",
         evidence=[*why.evidence, *crash.evidence],
         suggest=f"{why.suggest}; {crash.suggest}",
     )
@@ -244,8 +245,9 @@ def _stopped(stage: StageEvidence) -> Verdict:
         by, suggest = f"its cgroup, which is frozen ({PurePath(stage.frozen).parent})", thaw(stage.frozen)
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="stopped",
-        summary=f"stage {stage.stage} is stopped by {by}{within}",
+        summary=f"{stage.name} is stopped by {by}{within}",
         since_s=since,
         evidence=evidence,
         suggest=suggest,

@@ -20,7 +20,7 @@ def throttled(case: Case) -> list[Verdict]:
     return [
         _verdict(stage, stage.quota)
         for stage in case.evidence.stages
-        if stage.quota is not None and _is_throttled(stage, stage.quota) and stage.stage not in case.guilty
+        if stage.quota is not None and _is_throttled(stage, stage.quota) and stage.key not in case.guilty
     ]
 
 
@@ -32,7 +32,7 @@ def starved(case: Case) -> list[Verdict]:
         if stage.starved is not None
         and stage.starved.for_ms >= STARVED_AFTER_S * 1e3
         and stage.phase == "serving"
-        and not (is_lost(stage) or is_unseen(stage) or stage.stage in case.guilty)
+        and not (is_lost(stage) or is_unseen(stage) or stage.key in case.guilty)
     ]
 
 
@@ -60,8 +60,9 @@ def _verdict(stage: StageEvidence, quota: QuotaSample) -> Verdict:
     ]
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="straggler",
-        summary=f"stage {stage.stage} is throttled {share} of the time: its cgroup's cpu quota holds it back",
+        summary=f"{stage.name} is throttled {share} of the time: its cgroup's cpu quota holds it back",
         since_s=since,
         evidence=[*lines, *_pace_lines(stage), *thread_lines(stage)],
         suggest=f"echo {quota.none} > {quota.file}",
@@ -77,8 +78,9 @@ def _starved(stage: StageEvidence, found: StarvedSample) -> Verdict:
     ]
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="straggler",
-        summary=f"stage {stage.stage} is slow: its main thread waits for a core while others idle",
+        summary=f"{stage.name} is slow: its main thread waits for a core while others idle",
         since_s=since,
         evidence=[*lines, *_pace_lines(stage), *thread_lines(stage)],
         suggest=f"ps -Lo tid,ni,psr,pcpu {stage.pid}; taskset -acp {stage.pid}",

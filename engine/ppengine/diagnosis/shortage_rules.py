@@ -21,6 +21,7 @@ def _out_of_files(one: Shortage) -> Verdict:
     name = one.where if one.stage is not None else f"the {one.where}"
     return Verdict(
         stage=one.stage,
+        rank=one.rank,
         cause="out_of_files",
         summary=f"{name} has no descriptors left: {one.figure}",
         since_s=one.since_s,

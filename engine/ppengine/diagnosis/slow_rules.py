@@ -19,13 +19,14 @@ from ppengine.diagnosis.budgets import (
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.neighbours import neighbour_lines
-from ppengine.diagnosis.phrases import percent, rate_text, seconds
+from ppengine.diagnosis.phrases import RANK_WAITS, percent, rate_text, seconds
+from ppengine.diagnosis.rank_rules import rank_lines
 from ppengine.protocol.snapshot import Verdict
 from ppengine.protocol.stage_samples import LinkPace
 
 _MEETS = "collective"
 """Phase of a loaded stage that waits for its neighbours."""
-_SERVES = frozenset({"receive", "token_return", "forward", "send"})
+_SERVES = frozenset({"receive", "token_return", "forward", "send"}) | RANK_WAITS
 """Operations of a stage that serves: beside a phase of loading, the phase is the older half of a torn sample."""
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2
@@ -68,7 +69,7 @@ def stragglers(case: Case) -> list[Verdict]:
     if case.guilty or case.evidence.slowed:
         return []
     ratios = [ratio for stage in case.evidence.stages if (ratio := _ratio(stage)) is not None]
-    return [_straggler(stage) for stage in case.evidence.stages if _is_slow(stage, ratios)]
+    return [_straggler(case, stage) for stage in case.evidence.stages if _is_slow(stage, ratios)]
 
 
 def _over_budget(stage: StageEvidence) -> bool:
@@ -80,8 +81,9 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
     budget, age = PHASE_BUDGET_S[stage.phase or ""], stage.phase_age_s or 0.0
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="undetermined",
-        summary=f"stage {stage.stage} is in phase {stage.phase} for {seconds(age)}; its budget is {seconds(budget)}",
+        summary=f"{stage.name} is in phase {stage.phase} for {seconds(age)}; its budget is {seconds(budget)}",
         since_s=age - budget,
         evidence=[*thread_lines(stage), "missing: why it takes so long"],
         suggest=f"ppconsole stacks --stage {stage.stage}",
@@ -90,15 +92,17 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
 
 def _slow_link(sender: StageEvidence, peer: int, pace: LinkPace, nodes: Mapping[int, str]) -> Verdict:
     k, now, before = sender.stage, rate_text(pace.rate), rate_text(pace.usual_rate)
+    name, other = sender.name, sender.name_of(peer)
     ends = sender.node, nodes.get(peer, "")
     between = f" ({ends[0]} -> {ends[1]})" if all(ends) and ends[0] != ends[1] else ""
     return Verdict(
         stage=k,
+        rank=sender.shown_rank,
         cause="link",
-        summary=f"link stage {k} -> stage {peer}{between} is slow: {now}, {before} before",
+        summary=f"link {name} -> {other}{between} is slow: {now}, {before} before",
         since_s=pace.slow_ms / 1e3,
         evidence=[
-            f"stage {peer} waits {percent(pace.lost)} of the time for messages that stage {k} has sent",
+            f"{other} waits {percent(pace.lost)} of the time for messages that {name} has sent",
             f"a message under way moves at {now}; messages of these sizes moved at {before} here before",
             "both processes live, and the receiver has posted what it waits for",
         ],
@@ -130,7 +134,7 @@ def _is_slow(stage: StageEvidence, ratios: list[float]) -> bool:
     return len(ratios) == 1 or least < _ALL_SLOW or ratio >= _STANDS_OUT * least
 
 
-def _straggler(stage: StageEvidence) -> Verdict:
+def _straggler(case: Case, stage: StageEvidence) -> Verdict:
     pace, ratio = stage.pace, _ratio(stage)
     assert pace is not None and ratio is not None  # `_is_slow` has looked
     evidence = [
@@ -143,10 +147,11 @@ def _straggler(stage: StageEvidence) -> Verdict:
     why, suggest = _reason(stage)
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause="straggler",
-        summary=f"stage {stage.stage} is {ratio:.1f}x slower than it was" + (f": {why}" if why else ""),
+        summary=f"{stage.name} is {ratio:.1f}x slower than it was" + (f": {why}" if why else ""),
         since_s=pace.slow_ms / 1e3,
-        evidence=[*evidence, *neighbour_lines(stage), *thread_lines(stage)],
+        evidence=[*evidence, *rank_lines(case, stage), *neighbour_lines(stage), *thread_lines(stage)],
         suggest=suggest or f"ppconsole stacks --stage {stage.stage}",
     )
 

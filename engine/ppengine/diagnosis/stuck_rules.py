@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ppengine.diagnosis import rank_rules
 from ppengine.diagnosis.budgets import (
     MOVED_S,
     PHASE_BUDGET_S,
@@ -14,28 +15,29 @@ from ppengine.diagnosis.budgets import (
 )
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.device_evidence import stuck_stream
-from ppengine.diagnosis.evidence import StageEvidence
-from ppengine.diagnosis.phrases import code_line, doing, seconds, where
+from ppengine.diagnosis.evidence import Key, StageEvidence
+from ppengine.diagnosis.phrases import RANK_WAITS, code_line, doing, seconds, where
 from ppengine.diagnosis.wait_graph import (
     Node,
     Wait,
     edge_of,
     holding,
-    main,
+    main_of,
     message_text,
     oldest_step,
     receiving_from,
+    stages_of,
 )
 from ppengine.protocol.snapshot import Cause, StreamInfo, Verdict
 
-_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"})
+_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"}) | RANK_WAITS
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:
     """Return the stages whose main loop is blocked while idle: the next step would hang."""
     return [
         verdict(
-            stage, "self_stuck", f"stage {stage.stage}: its main loop is blocked while idle{code_line(stage)}",
+            stage, "self_stuck", f"{stage.name}: its main loop is blocked while idle{code_line(stage)}",
             stage.progress_age_s or 0.0,
             [f"the main loop turned {seconds(stage.progress_age_s)} ago, ten times a second is right",
              *thread_lines(stage)],
@@ -69,11 +71,11 @@ def blocked_work(case: Case) -> list[Verdict]:
     limit = stuck_limit_s(evidence.stages)
     if since <= limit:
         return []
-    found: dict[int | None, Verdict] = {}
+    found: dict[Key, Verdict] = {}
     for stage in held:
-        chain = graph.follow(main(stage.stage))
-        on_the_way = {main(stage.stage), *(wait.on for wait in chain)}
-        if any(node.stage in case.guilty or node.stage in found for node in on_the_way):
+        chain = graph.follow(main_of(stage))
+        on_the_way = {main_of(stage), *(wait.on for wait in chain)}
+        if any(node.key in case.guilty or node.key in found for node in on_the_way):
             continue
         if (found or case.guilty) and not _blocked_itself(case, chain, stage, limit):
             continue
@@ -82,31 +84,33 @@ def blocked_work(case: Case) -> list[Verdict]:
             continue
         verdict.evidence.append(f"nothing retired for {seconds(since)}; the limit for this work is {seconds(limit)}")
         verdict.evidence.append(f"steps in flight {list(evidence.steps_in_flight)}")
-        found[verdict.stage] = verdict
-    return list(found.values())
+        found |= dict.fromkeys(case.places(verdict), verdict)
+    return list({id(verdict): verdict for verdict in found.values()}.values())
 
 
 def _blocked_itself(case: Case, chain: list[Wait], stage: StageEvidence, limit: float) -> bool:
     """Return whether a second end of waits has been blocked as long, so that it is no consequence of the first."""
-    last = chain[-1].on if chain else main(stage.stage)
-    if last.kind != "main" or is_unseen(case.stage(last.stage)):
+    last = chain[-1].on if chain else main_of(stage)
+    if last.kind != "main" or is_unseen(case.at(last)):
         return False  # The operation of an old sample shows nothing.
-    return (case.stage(last.stage).op_age_s or 0.0) > limit
+    return (case.at(last).op_age_s or 0.0) > limit
 
 
 def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: float) -> Verdict | None:
     """Return the verdict on the node at the end of a stage's waits; None if it has just moved."""
-    cycle = case.graph.cycle(main(stage.stage))
+    if (left := rank_rules.left_out(case, chain)) is not None:
+        return _without(case.at(left.on), left, since)
+    cycle = case.graph.cycle(main_of(stage))
     if cycle:
-        return _deadlock(case, cycle, since)
+        return rank_rules.undelivered(case, cycle, since) or _deadlock(case, cycle, since)
     last = chain[-1] if chain else None
-    end = last.on if last is not None else main(stage.stage)
+    end = last.on if last is not None else main_of(stage)
     if end.kind == "link" and last is not None:
         return _link(case, end, last, since)
-    root = case.stage(end.stage)
+    root = case.at(end)
     if end.kind == "send":
         lines = ["its send thread has taken none of them", *thread_lines(root)]
-        text = f"stage {root.stage}: the send thread is stuck with {root.outbox} messages handed over"
+        text = f"{root.name}: the send thread is stuck with {root.outbox} messages handed over"
         return verdict(root, "self_stuck", text, since, lines)
     if is_unseen(root):
         return _unseen(case, root, since)
@@ -117,7 +121,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
     if _moves(root):
         return None
     lines = [*_who_waits(case, root), *thread_lines(root)]
-    return verdict(root, "self_stuck", f"stage {root.stage} is stuck in {where(root)}{code_line(root)}", since, lines)
+    return verdict(root, "self_stuck", f"{root.name} is stuck in {where(root)}{code_line(root)}", since, lines)
 
 
 def _unseen(case: Case, root: StageEvidence, since: float) -> Verdict:
@@ -127,8 +131,8 @@ def _unseen(case: Case, root: StageEvidence, since: float) -> Verdict:
     """
     k, step, agent = root.stage, oldest_step(root), case.evidence.agent
     age = "never" if root.sample_age_s is None else f"not for {seconds(root.sample_age_s)}"
-    before = f"stage {k - 1} has retired" if k else "the core has sent"
-    retired = ", ".join(f"stage {each.stage} m{each.retired_step or 0}" for each in case.evidence.stages)
+    before = f"{root.name_of(k - 1)} has retired" if k else "the core has sent"
+    retired = ", ".join(f"{each.name} m{each.retired_step or 0}" for each in case.evidence.stages)
     lines = [f"retired, by the core: {retired}"]
     if root.glanced:
         place = f" in {root.wchan}" if root.wchan else ""
@@ -142,9 +146,9 @@ def _unseen(case: Case, root: StageEvidence, since: float) -> Verdict:
         suggest += f" (and the agent: kill -CONT {agent[0]})" if agent[1] == "T" else ""
     # In a poll it may wait for its message, which the stage before has sent and the link has lost.
     if root.glanced and "poll" not in (root.wchan or ""):
-        text = f"stage {k} is stuck in its own code with m{step}, which {before}; the agent is silent"
+        text = f"{root.name} is stuck in its own code with m{step}, which {before}; the agent is silent"
         return verdict(root, "self_stuck", text, since, lines, suggest)
-    text = f"stage {k} has not retired m{step}, and the agent has {age} looked at stage {k}"
+    text = f"{root.name} has not retired m{step}, and the agent has {age} looked at {root.name}"
     return verdict(root, "undetermined", text, since, lines, suggest)
 
 
@@ -160,7 +164,7 @@ def _moves(stage: StageEvidence) -> bool:
 
 def _stream_stuck(case: Case, root: StageEvidence, stream: StreamInfo, since: float) -> Verdict:
     k, age = root.stage, seconds((stream.age_ms or 0.0) / 1e3)
-    text = f"stage {k}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
+    text = f"{root.name}: stream {stream.name} is stuck in m{stream.begun_step}, begun on the device {age} ago"
     lines = [*_who_waits(case, root), f"the host is in {where(root)}", *thread_lines(root)]
     suggest = f"ppconsole restart-stage {k} (ends the kernel with its process); ppconsole logs --stage {k}"
     return verdict(root, "stream_stuck", text, since, lines, suggest)
@@ -175,26 +179,26 @@ def _in_own_code(stage: StageEvidence) -> bool:
 
 def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since: float) -> Verdict | None:
     """Return the verdict on a stage that waits for no known cause; None if it has left its step."""
-    k, finished, oldest = root.stage, root.finished_step, oldest_step(root)
+    finished, oldest = root.finished_step, oldest_step(root)
     if root.op == "idle" and last is not None and _left_out(root, last):
         return _without(root, last, since)
     if root.op == "idle" and case.edges_close:
         return None
     if root.op == "idle" and root.unretired_age_s is not None and finished is not None:
         if finished >= oldest:
-            text = f"stage {k} finished step {oldest}, and the core has no report of it"
+            text = f"{root.name} finished step {oldest}, and the core has no report of it"
         else:
-            text = f"stage {k} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
+            text = f"{root.name} has not got step {oldest}, which the core sent {seconds(root.unretired_age_s)} ago"
         lines = [
-            f"stage {k}: {doing(root)}, finished {finished}, acknowledged {root.retired_step}",
+            f"{root.name}: {doing(root)}, finished {finished}, acknowledged {root.retired_step}",
             *thread_lines(root),
         ]
         return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
-    peer = receiving_from(root, len(case.evidence.stages))
-    text = f"stage {k} is in {doing(root)} and nothing shows why"
+    peer = receiving_from(root, stages_of(stage.key for stage in case.evidence.stages))
+    text = f"{root.name} is in {doing(root)} and nothing shows why"
     kind = "send" if root.op == "room" else "receive"
     edge = edge_of(root, kind, peer) if peer is not None else None
-    shown = [f"stage {k} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
+    shown = [f"{root.name} on this edge: {message_text(edge.messages[-1])}"] if edge and edge.messages else []
     missing = "missing: the messages sent and posted on this edge" + ("" if edge else " by this stage")
     return verdict(root, "undetermined", text, since, [*shown, *thread_lines(root), missing])
 
@@ -206,25 +210,32 @@ def _left_out(stage: StageEvidence, wait: Wait) -> bool:
 
 def _without(stage: StageEvidence, wait: Wait, since: float) -> Verdict:
     done, wanted = ("receiving", "has sent") if wait.waiter.kind == "send" else ("sending", "waits for")
-    text = f"stage {stage.stage} finished m{wait.step} without {done} it; {wait.waiter} {wanted} it"
-    lines = [f"{wait.waiter}: {wait.text}", f"stage {stage.stage}: {doing(stage)}"]
+    if wait.rank:
+        done, wanted = "launching", "waits in"
+    it = "it" if not wait.rank else wait.text.removeprefix("its part of ")
+    text = f"{stage.name} finished m{wait.step} without {done} {it}; {wait.waiter} {wanted} it"
+    lines = [f"{wait.waiter}: {wait.text}", f"{stage.name}: {doing(stage)}"]
     return verdict(stage, "mismatch", text, since, lines)
 
 
 def _deadlock(case: Case, cycle: list[Wait], since: float) -> Verdict:
     for wait in cycle:
         # Who waits for what will never come may be waited for in turn, for that very reason.
-        receives = case.stage(wait.waiter.stage).op in ("receive", "token_return")
-        if receives and wait.on.kind == "main" and _left_out(case.stage(wait.on.stage), wait):
-            return _without(case.stage(wait.on.stage), wait, since)
-    numbers = sorted({wait.waiter.stage for wait in cycle if wait.waiter.stage >= 0})
+        receives = wait.waiter.stage >= 0 and case.at(wait.waiter).op in ("receive", "token_return")
+        if receives and wait.on.kind == "main" and _left_out(case.at(wait.on), wait):
+            return _without(case.at(wait.on), wait, since)
+    waiters = {wait.waiter.key for wait in cycle if wait.waiter.stage >= 0}
+    inside = [stage for stage in case.evidence.stages if stage.key in waiters]
     parts = [f"{wait.waiter} waits for {wait.on}: {wait.text} for {seconds(wait.since_s)}" for wait in cycle]
     first = max((wait for wait in cycle if wait.waiter.stage >= 0), key=lambda wait: wait.since_s)
-    root = case.stage(first.waiter.stage)
-    names = " and ".join(map(str, numbers))
-    text = f"stages {names} wait for each other" + (f", both in {_verb(root)}" if _same_op(case, numbers) else "")
-    for number in numbers:
-        parts += [f"stage {number}: {line}" for line in thread_lines(case.stage(number))]
+    root = case.at(first.waiter)
+    names = f"stages {' and '.join(str(stage.stage) for stage in inside)}"
+    if root.ranks > 1:
+        names = " and ".join(stage.name for stage in inside)
+    same = len({stage.op for stage in inside}) == 1
+    text = f"{names} wait for each other" + (f", both in {_verb(root)}" if same else "")
+    for stage in inside:
+        parts += [f"{stage.name}: {line}" for line in thread_lines(stage)]
     if not all(wait.known for wait in cycle):
         return verdict(
             root, "undetermined", text, since, [*parts, "missing: the messages sent and posted on each edge"]
@@ -236,13 +247,9 @@ def _verb(stage: StageEvidence) -> str:
     return "send" if stage.op == "room" else str(stage.op)
 
 
-def _same_op(case: Case, numbers: list[int]) -> bool:
-    return len({case.stage(number).op for number in numbers}) == 1
-
-
 def _link(case: Case, link: Node, last: Wait, since: float) -> Verdict:
-    sender = case.stage(link.stage)
-    text = f"link stage {link.stage} -> stage {link.peer}: message {last.number} is sent and posted, not delivered"
+    sender = case.at(link)
+    text = f"link {sender.name} -> {sender.name_of(link.peer)}: message {last.number} is sent and posted, not delivered"
     lines = [f"{last.waiter}: {last.text}", f"both processes live; the sender is in {doing(sender)}"]
     suggest = f"check the network between both; ppconsole stacks --stage {link.stage}"
     return verdict(sender, "link", text, since, lines, suggest)
@@ -250,7 +257,7 @@ def _link(case: Case, link: Node, last: Wait, since: float) -> Verdict:
 
 def _map_hangs(stage: StageEvidence) -> Verdict:
     age = stage.mapping_age_s or 0.0
-    text = f"stage {stage.stage} is stuck in map for {seconds(age)}, in a thread of its own; no step waits for it"
+    text = f"{stage.name} is stuck in map for {seconds(age)}, in a thread of its own; no step waits for it"
     lines = [f"the change is of {stage.mapping_bytes / 2**30:.1f} GiB at most", *thread_lines(stage)]
     suggest = f"ppconsole stacks --stage {stage.stage}; ppconsole restart-stage {stage.stage}"
     return verdict(stage, "self_stuck", text, age, lines, suggest)
@@ -258,7 +265,7 @@ def _map_hangs(stage: StageEvidence) -> Verdict:
 
 def _control_gone(stage: StageEvidence) -> Verdict:
     age = stage.tick_age_s or 0.0
-    text = f"stage {stage.stage}: its control thread has not ticked for {seconds(age)}; its step loop goes on"
+    text = f"{stage.name}: its control thread has not ticked for {seconds(age)}; its step loop goes on"
     lines = [
         f"the main loop moved {seconds(stage.progress_age_s)} ago: the GIL is not held",
         *thread_lines(stage),
@@ -269,7 +276,7 @@ def _control_gone(stage: StageEvidence) -> Verdict:
 
 
 def _who_waits(case: Case, root: StageEvidence) -> list[str]:
-    waits = (wait for wait in case.graph.waits.values() if wait.on == main(root.stage) and not wait.soft)
+    waits = (wait for wait in case.graph.waits.values() if wait.on == main_of(root) and not wait.soft)
     return [f"{wait.waiter} waits for it: {wait.text}" for wait in waits]
 
 
@@ -288,6 +295,7 @@ def verdict(
     """Return a verdict on a stage; without `suggest`, with the suggestion of its cause."""
     return Verdict(
         stage=stage.stage,
+        rank=stage.shown_rank,
         cause=cause,
         summary=summary,
         since_s=since,

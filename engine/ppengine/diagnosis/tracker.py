@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from ppengine.common.groups import Groups
 from ppengine.common.ptrace_pauses import PauseHistory
 from ppengine.diagnosis.budgets import UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
@@ -27,8 +28,9 @@ SLOWED_NS = 3_000_000_000
 class EvidenceTracker:
     """Turns the newest reports into `Evidence`."""
 
-    def __init__(self, stages: int, publish_hz: float) -> None:
-        self._keys = [(stage, 0) for stage in range(stages)]
+    def __init__(self, stages: int, publish_hz: float, ranks: int = 1) -> None:
+        self._keys: list[Key] = list(Groups(stages, ranks).places)
+        self._ranks = ranks
         self._limit_s = max(2.0, 3.0 / publish_hz)
         self._processes: dict[object, dict[int | None, ProcessHistory]] = {}
         """By the name of a place and pid: the process there, and its predecessor while that one's end is news."""
@@ -150,6 +152,7 @@ class EvidenceTracker:
         base = StageEvidence(
             stage=key[0],
             rank=key[1],
+            ranks=self._ranks,
             pid=pid,
             generation=generation,
             retired_step=view.retired_step if view else None,
@@ -249,6 +252,8 @@ class EvidenceTracker:
             op_age_s=None if op_age is None else op_age + age,
             op_step=sample.op_step,
             op_peer=sample.op_peer,
+            op_site=sample.op_site,
+            rank_wait=sample.rank_wait,
             last_op=sample.last_op,
             outbox=sample.outbox,
             edges=tuple(sample.edges),

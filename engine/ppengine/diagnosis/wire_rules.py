@@ -11,33 +11,32 @@ from ppengine.protocol.snapshot import Verdict
 
 def broken(case: Case) -> list[Verdict]:
     """Return the wires that are broken: not all stages have met again."""
-    return [_verdict(loss) for loss in _unexplained(case) if loss.healed_s is None]
+    return [_verdict(case, loss) for loss in _unexplained(case) if loss.healed_s is None]
 
 
 def healed(case: Case) -> list[Verdict]:
     """Return the wires that broke a moment ago and are healed: what a stage is in now comes before them."""
-    return [_verdict(loss) for loss in _unexplained(case) if loss.healed_s is not None]
+    return [_verdict(case, loss) for loss in _unexplained(case) if loss.healed_s is not None]
 
 
 def _unexplained(case: Case) -> list[WireLoss]:
     """Return the losses that are news, and that no end of a process or of the engine explains."""
     if case.evidence.stopping:
         return []
-    ended = {stage.stage for stage in case.evidence.stages if is_lost(stage)}
+    ended = {stage.key for stage in case.evidence.stages if is_lost(stage)}
     return [
-        loss
-        for loss in case.evidence.losses
-        if (loss.healed_s or 0.0) <= HEALED_TOLD_S and not {loss.stage, loss.peer} & ended
+        loss for loss in case.evidence.losses if (loss.healed_s or 0.0) <= HEALED_TOLD_S and not set(loss.ends) & ended
     ]
 
 
-def _verdict(loss: WireLoss) -> Verdict:
+def _verdict(case: Case, loss: WireLoss) -> Verdict:
     """Return the words for a loss; a message that was not due is its sender's fault, as every mismatch."""
+    name, peer = map(case.name, loss.ends)
     if loss.closed:
-        summary = f"stage {loss.stage} lost its wire to stage {loss.peer}"
+        summary = f"{name} lost its wire to {peer}"
     else:
-        summary = f"stage {loss.peer} sent stage {loss.stage} a message that was not due"
-    lines = [f"stage {loss.stage}: {loss.text}", "no process had ended: the connection alone broke"]
+        summary = f"{peer} sent {name} a message that was not due"
+    lines = [f"{name}: {loss.text}", "no process had ended: the connection alone broke"]
     if not loss.closed:
         lines[1] = "no process had ended"
     if loss.healed_s is None and loss.generation is None:
@@ -49,8 +48,10 @@ def _verdict(loss: WireLoss) -> Verdict:
         again = f", {loss.recomputed} requests recomputed" if loss.recomputed else ""
         summary += f"; {took}{again}"
         lines.append(f"{took}{again}, {seconds(loss.healed_s)} ago; reported for {HEALED_TOLD_S:g}s from then on")
+    stage, rank = loss.ends[0 if loss.closed else 1]
     return Verdict(
-        stage=loss.stage if loss.closed else loss.peer,
+        stage=stage,
+        rank=rank if any(each.ranks > 1 for each in case.evidence.stages) else None,
         cause="link" if loss.closed else "mismatch",
         summary=summary,
         since_s=loss.since_s,

@@ -139,12 +139,13 @@ class AgentDesk:
 
 
 def _stacks(details: list[StacksDetail]) -> StacksDetail:
-    best: dict[int | None, StageStacks] = {}
+    best: dict[tuple[int | None, int], StageStacks] = {}
     for each in (each for detail in details for each in detail.stages):
-        if each.stage not in best or best[each.stage].pid is None:
-            best[each.stage] = each
+        key = each.stage, each.rank
+        if key not in best or best[key].pid is None:
+            best[key] = each
     core = next((detail.core for detail in details if detail.core is not None and detail.core.pid is not None), None)
-    known = sorted(best.values(), key=lambda each: each.stage or 0)
+    known = sorted(best.values(), key=lambda each: (each.stage or 0, each.rank))
     return StacksDetail(stages=known, core=core, ability=details[0].ability)
 
 

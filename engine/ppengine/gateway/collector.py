@@ -46,7 +46,7 @@ class Collector:
 
     def __init__(self, config: EngineConfig, events: EventLog) -> None:
         self._config, self._events = config, events
-        self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz)
+        self._tracker = EvidenceTracker(config.stages, config.profile.console.publish_hz, config.groups.tensor)
         self._faults = FaultLog(since_ns=time.monotonic_ns())
         self.node = config.node_name
         """Name of the engine's own node."""
@@ -59,7 +59,7 @@ class Collector:
         """Figures by UUID, and the time of the agent's report."""
         self._hosts: dict[str, Timed] = {}
         """Available memory by host."""
-        self._states: dict[int, StageState] = {}
+        self._states: dict[Key, StageState] = {}
         self._evidence: Evidence | None = None
         self.verdicts: list[Verdict] = []
         self._failed_at = 0.0
@@ -187,9 +187,9 @@ class Collector:
         return [] if self._evidence is None else waits(self._evidence)
 
     def retired(self) -> list[int | None]:
-        """Return the newest step that each stage has acknowledged."""
-        known = {view.index: view.retired_step for view in self.core.stages} if self.core else {}
-        return [known.get(stage) for stage in range(self._config.stages)]
+        """Return the newest step that each stage, or each rank of each stage, has acknowledged."""
+        known = {(view.index, view.rank): view.retired_step for view in self.core.stages} if self.core else {}
+        return [known.get(place) for place in self._config.groups.places]
 
     # --- judgement ------------------------------------------------------------------------------------------
 
@@ -223,9 +223,9 @@ class Collector:
         )
         shortages = self._shortages.look(self.processes.listed)
         self._evidence = msgspec.structs.replace(evidence, stages=stages, shortages=shortages)
-        before = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
+        before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
-        after = {(verdict.stage, verdict.cause): verdict for verdict in self.verdicts}
+        after = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         for key, verdict in after.items():
             if key not in before:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
@@ -250,7 +250,7 @@ class Collector:
         """Restart the time limits of all processes: the missing progress until now is no fault of theirs."""
         self._tracker.restart_clock(time.monotonic_ns())
 
-    def pids(self) -> dict[int | None, int]:
+    def pids(self) -> dict[Key | None, int]:
         """Return the pid of each stage with evidence, and (None) of a core that is not stopped.
 
         Taking the core's stack stops it for a moment as well.
@@ -258,31 +258,31 @@ class Collector:
         evidence = self._evidence
         if evidence is None:
             return {}
-        pids: dict[int | None, int] = {stage.stage: stage.pid for stage in evidence.stages if stage.pid is not None}
+        pids: dict[Key | None, int] = {stage.key: stage.pid for stage in evidence.stages if stage.pid is not None}
         core = evidence.core
         if core.pid is not None and core.dead_for_s is None and (core.stopped_for_s or 0.0) < STOPPED_AFTER_S:
             pids[None] = core.pid
         return pids
 
-    def gil_sharers(self) -> list[int]:
+    def gil_sharers(self) -> list[Key]:
         """Return the stages whose GIL is held for a part of the time."""
-        return [] if self._evidence is None else [each.stage for each in self._evidence.stages if shares_gil(each)]
+        return [] if self._evidence is None else [each.key for each in self._evidence.stages if shares_gil(each)]
 
     def _note_stages(self) -> bool:
         """Make events of notable changes of the stages' states; return whether there was one."""
         changed = False
         views = {(view.index, view.rank): view for view in self.core.stages} if self.core else {}
-        for stage in range(self._config.stages):
-            key = stage, 0
+        for key in self._config.groups.places:
+            stage = key.stage
             seen, process = self._sightings.get(key), newest_process(self.processes.listed, "stage", key)
-            state = stage_state(views.get(key), seen.sample if seen else None, process, self.verdicts, stage)
-            before = self._states.get(stage, "loading")
-            self._states[stage] = state
+            state = stage_state(views.get(key), seen.sample if seen else None, process, self.verdicts, key)
+            before = self._states.get(key, "loading")
+            self._states[key] = state
             if before == state or not {before, state} & _NOTABLE:
                 continue
             changed = True
             pid = process.pid if process else seen.sample.pid if seen else None
-            where = f"stage {stage}" + (f" (pid {pid})" if pid else "")
+            where = self._config.groups.text(key) + (f" (pid {pid})" if pid else "")
             if state in _NOTABLE:
                 detail = f": {process.detail}" if process and process.detail else ""
                 self._events.say(f"stage.{state}", f"{where} is {state}{detail}", stage=stage)

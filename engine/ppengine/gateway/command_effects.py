@@ -32,8 +32,8 @@ class EngineAccess(EndNote, Protocol):
     def fault(self, command: Command) -> list[Accepted | Outcome | Refused]:
         """Begin a `Fault` or `ClearFaults`; return the answers so far."""
 
-    def stage_process(self, stage: int) -> tuple[int, int] | None:
-        """Return (pid, start time) of a stage."""
+    def stage_processes(self, stage: int) -> dict[str, tuple[int, int]]:
+        """Return (pid, start time) of the ranks of a stage, by their names."""
 
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor, which is this process's parent; None if that is not so."""
@@ -64,7 +64,7 @@ class Effects:
         """Carry out a verb of the gateway itself."""
         if isinstance(command.verb, Continue):
             stage = command.verb.stage
-            return continue_stage(command, op, stage, self._engine.stage_process(stage))
+            return continue_stage(command, op, stage, self._engine.stage_processes(stage))
         return self._lease.handle(command, op)
 
     def forward(self, kept: Kept) -> None:

@@ -99,9 +99,10 @@ class EngineLink:
         """Return the faults on demand; None without the option."""
         return None if self.faults is None else self.faults.listing()
 
-    def stage_process(self, stage: int) -> tuple[int, int] | None:
-        """Return (pid, start time) of a stage."""
-        return self._collector.processes.stage(stage)
+    def stage_processes(self, stage: int) -> dict[str, tuple[int, int]]:
+        """Return (pid, start time) of the ranks of a stage, by their names."""
+        text = self._config.groups.text
+        return {text(place): process for place, process in self._collector.processes.ranks(stage).items()}
 
     def supervisor_pid(self) -> int | None:
         """Return the pid of the supervisor; None if it is not this process's parent."""

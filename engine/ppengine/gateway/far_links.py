@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,7 +40,8 @@ class FarLinks:
 
     def __init__(self, here: str, clocks: NodeClocks, sightings: Mapping[Key, Sighting]) -> None:
         self._here, self._clocks, self._sightings = here, clocks, sightings
-        self._comparison = EdgeComparison()
+        self._comparisons: defaultdict[int, EdgeComparison] = defaultdict(EdgeComparison)
+        """By rank: edges connect equal ranks."""
         self._ends: dict[tuple[Kind, Key, int], _End] = {}
         """By kind, stage and peer."""
         self._held_ns: dict[str, int] = {}
@@ -65,7 +67,8 @@ class FarLinks:
         end = self._ends.get((kind, key, edge.peer))
         if end is None or end.node != node:
             end = self._ends[kind, key, edge.peer] = _End(node)
-            self._comparison.forget((edge.stage, edge.peer) if kind is Kind.SEND else (edge.peer, edge.stage))
+            ends = (edge.stage, edge.peer) if kind is Kind.SEND else (edge.peer, edge.stage)
+            self._comparisons[edge.rank].forget(ends)
         end.error_ns, end.waited_ns, end.throttled_us = int(offset.error_at(now_ns)), edge.waited_ns, edge.throttled_us
         generation, known = end.track.edge(kind, edge.peer)
         if generation == edge.generation and next(reversed(known), 0) != edge.after:
@@ -91,7 +94,8 @@ class FarLinks:
             paused_ns=self._held_ns[sent.node] + self._held_ns[posted.node],
             error_ns=sent.error_ns + posted.error_ns,
         )
-        found = self._comparison.look(now_ns, (sender[0], peer), sent.track, posted.track, excuses)
+        comparison = self._comparisons[sender[1]]
+        found = comparison.look(now_ns, (sender[0], peer), sent.track, posted.track, excuses)
         edges = self._sightings[sender].sample.edges
         for index, edge in enumerate(edges):
             if edge.kind == "send" and edge.peer == peer:

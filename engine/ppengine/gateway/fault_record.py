@@ -20,6 +20,12 @@ NONCE = -2
 STEPS = 64
 RESUME_S = 10.0
 """Seconds for the verdict of a fault to come again after the gateway was replaced."""
+_Who = tuple[int | None, int | None]
+"""Stage and rank of a verdict."""
+
+
+def _who(verdict: Verdict) -> _Who:
+    return verdict.stage, verdict.rank
 
 
 class FaultRecorder:
@@ -28,7 +34,7 @@ class FaultRecorder:
     def __init__(self, ask: Callable[[Inspect], str]) -> None:
         """`ask` sends a question to the agent and returns the obstacle, empty without one."""
         self._ask = ask
-        self._roots: set[int | None] = set()
+        self._roots: set[_Who] = set()
         self.kept: FaultDetail | None = None
         self._unseen_until = 0.0
         """Time until which a resumed fault may be without its verdict."""
@@ -37,7 +43,7 @@ class FaultRecorder:
         """Go on with the record of another gateway; its verdict comes again when the evidence is there again."""
         self.kept = fault
         if fault is not None and fault.over_wall is None:
-            self._roots = {fault.verdict.stage}
+            self._roots = {_who(fault.verdict)}
             self._unseen_until = time.monotonic() + RESUME_S
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
@@ -45,9 +51,9 @@ class FaultRecorder:
 
         A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
-        roots = {verdict.stage: verdict for verdict in reversed(verdicts) if verdict.root}
+        roots = {_who(verdict): verdict for verdict in reversed(verdicts) if verdict.root}
         if self.kept is not None and self.kept.over_wall is None:
-            if (now := roots.get(self.kept.verdict.stage)) is not None:
+            if (now := roots.get(_who(self.kept.verdict))) is not None:
                 self.kept.verdict = now
                 self._roots &= roots.keys()
                 return
@@ -58,7 +64,7 @@ class FaultRecorder:
         self._roots = set(roots)
         if fresh:
             self._begin(
-                next(verdict for verdict in verdicts if verdict.root and verdict.stage in fresh), waits, retired
+                next(verdict for verdict in verdicts if verdict.root and _who(verdict) in fresh), waits, retired
             )
 
     def take(self, answer: Inspected | Failed) -> None:
@@ -75,8 +81,9 @@ class FaultRecorder:
         if self.kept is None or self.kept.over_wall is not None:
             return
         known = self.kept.stacks or StacksDetail(stages=[], ability=detail.ability)
-        fresh = [each for each in detail.stages if each.stage not in {one.stage for one in known.stages}]
-        stages = sorted([*known.stages, *fresh], key=lambda each: each.stage or 0)
+        taken = {(one.stage, one.rank) for one in known.stages}
+        fresh = [each for each in detail.stages if (each.stage, each.rank) not in taken]
+        stages = sorted([*known.stages, *fresh], key=lambda each: (each.stage or 0, each.rank))
         self.kept.stacks = msgspec.structs.replace(known, stages=stages, core=known.core or detail.core)
 
     def _begin(self, verdict: Verdict, waits: list[WaitInfo], retired: list[int | None]) -> None:

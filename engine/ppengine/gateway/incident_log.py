@@ -50,7 +50,7 @@ class IncidentLog:
         """Monotonic time at which the open incident began."""
         self._served: Serving | None = None
         self._fault: FaultDetail | None = None
-        self._consequences: dict[int | None, str] = {}
+        self._consequences: dict[object, str] = {}
         self._settling: list[tuple[float, Incident]] = []
         """Incidents that have ended, with the time at which the minute after them is over."""
         self.newest: IncidentInfo | None = None
@@ -116,8 +116,8 @@ class IncidentLog:
         verdict = fault.verdict
         self._begun_ns = time.monotonic_ns() - int((time.time() - fault.wall + verdict.since_s) * 1e9)
         info = IncidentInfo(
-            number=self._number, wall=fault.wall - verdict.since_s, stage=verdict.stage, cause=verdict.cause,
-            summary=verdict.summary,
+            number=self._number, wall=fault.wall - verdict.since_s, stage=verdict.stage, rank=verdict.rank,
+            cause=verdict.cause, summary=verdict.summary,
         )  # fmt: skip
         self._consequences = {}
         events = [event for event in self._recent if event.wall >= info.wall - _BEFORE_S]
@@ -134,7 +134,8 @@ class IncidentLog:
             return False
         due, incident = self._settling[-1]
         info, verdict = incident.info, fault.verdict
-        same = (info.stage, info.cause, info.ended) == (verdict.stage, verdict.cause, _UNEXPLAINED)
+        before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
+        same = before == now and info.ended == _UNEXPLAINED
         if not same or fault.wall - (info.over_wall or 0.0) > AGAIN_S:
             return False
         self._settling.remove((due, incident))
@@ -145,7 +146,7 @@ class IncidentLog:
     def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
             if not verdict.root:
-                self._consequences[verdict.stage] = verdict.summary
+                self._consequences[verdict.stage, verdict.rank] = verdict.summary
 
     def _end(self, over_wall: float | None) -> None:
         """End the open incident; `over_wall` None: the engine ended during it.
@@ -156,7 +157,8 @@ class IncidentLog:
         if incident is None:
             return
         info, verdict = incident.info, (self._fault or incident.fault).verdict
-        info.cause, info.stage, info.summary = verdict.cause, verdict.stage, verdict.summary
+        info.cause, info.summary = verdict.cause, verdict.summary
+        info.stage, info.rank = verdict.stage, verdict.rank
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
         served = self._served if self._served is not None and self._served.mono_ns >= self._begun_ns else None
         info.by = next((event.by for event in reversed(incident.events) if _acts(event)), "")

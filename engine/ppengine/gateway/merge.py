@@ -36,6 +36,8 @@ _OP_STATES: dict[str, StageState] = {
     "collective": "idle",
     "receive": "receiving",
     "token_return": "receiving",
+    "all_reduce": "receiving",
+    "all_gather": "receiving",
     "send": "sending",
     "room": "sending",
     "swap_out": "swapping",
@@ -76,7 +78,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
     snapshot = Snapshot(
         sampled_at=inputs.wall,
         engine=engine,
-        stages=[merge_stage(config, inputs, (stage, 0), engine.memory_utilization) for stage in range(config.stages)],
+        stages=[merge_stage(config, inputs, place, engine.memory_utilization) for place in config.groups.places],
         verdicts=inputs.verdicts,
         waits=inputs.waits,
         event_seq=inputs.event_seq,
@@ -147,7 +149,7 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
     info = StageInfo(
         index=key[0],
         tensor_rank=key[1],
-        state=stage_state(view, sample, process, inputs.verdicts, key[0]),
+        state=stage_state(view, sample, process, inputs.verdicts, key),
         pid=process.pid if process else sample.pid if sample else view.pid if view else None,
         host=view.host if view else "",
         layers=list(view.layers if view and view.layers else config.layers[key[0]]),
@@ -170,7 +172,9 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
 
 
 def _with_sample(info: StageInfo, sample: StageSample, age: float, view: StageView | None) -> StageInfo:
-    step = f" m{sample.op_step}" if sample.op_step else ""
+    waits = sample.waiting_on
+    step = f"<{waits.rank}" if waits is not None and waits.rank is not None else ""
+    step += f" m{sample.op_step}" if sample.op_step else ""
     return msgspec.structs.replace(
         info,
         progress_age_ms=None if sample.progress_age_ms is None else sample.progress_age_ms + age,
@@ -180,6 +184,7 @@ def _with_sample(info: StageInfo, sample: StageSample, age: float, view: StageVi
         micro_batches=sample.micro_batches,
         step_ms=StepMs(p50=sample.step_ms_p50, p99=sample.step_ms_p99),
         idle_fraction=sample.idle_fraction,
+        rank_wait=sample.rank_wait,
         streams=sample.streams,
         op=None if sample.op is None else sample.op + step,
         timeline=sample.timeline,
@@ -199,7 +204,7 @@ def stage_state(
     sample: StageSample | None,
     process: ProcessInfo | None,
     verdicts: list[Verdict],
-    index: int,
+    key: Key,
 ) -> StageState:
     """Return the state of a stage: by its process, otherwise by the diagnosis, otherwise by its operation."""
     if process is not None and process.exit_code is not None:
@@ -211,9 +216,10 @@ def stage_state(
     if sample is not None and sample.process_state == "T":
         return "stopped"
     for verdict in verdicts:
-        if verdict.stage == index and verdict.cause == "stopped":
+        mine = verdict.stage == key[0] and verdict.rank in (None, key[1])
+        if mine and verdict.cause == "stopped":
             return "stopped"
-        if verdict.stage == index and verdict.cause in ("blocked", "starved"):
+        if mine and verdict.cause in ("blocked", "starved"):
             return "blocked" if verdict.cause == "blocked" else "starved"
     if view is not None and process is not None and view.pid not in (None, process.pid):
         view = None  # It is of a predecessor.

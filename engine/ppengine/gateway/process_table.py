@@ -12,6 +12,7 @@ from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import newest_process
 from ppengine.protocol.discovery import process_start
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 
 
@@ -59,14 +60,15 @@ class ProcessTable:
             if process.pid in self._starts and process.pid not in mine and self._is_here(process)
         }
 
-    def stage(self, stage: int) -> tuple[int, int] | None:
-        """Return (pid, start time) of a stage that runs on this host; None if none is known."""
-        pid = self.pid_of("stage", stage)
-        return None if pid is None else (pid, self._starts[pid])
+    def ranks(self, stage: int) -> dict[Place, tuple[int, int]]:
+        """Return (pid, start time) of the ranks of a stage that run on this host."""
+        places = [place for place in self._config.groups.places if place.stage == stage]
+        pids = {place: self.pid_of("stage", *place) for place in places}
+        return {place: (pid, self._starts[pid]) for place, pid in pids.items() if pid is not None}
 
-    def pid_of(self, role: str, stage: int | None = None) -> int | None:
-        """Return the process of a role (and stage) that runs on this host; None if none is known."""
-        process = newest_process(self.listed, role, None if stage is None else (stage, 0))
+    def pid_of(self, role: str, stage: int | None = None, rank: int = 0) -> int | None:
+        """Return the process of a role (and place) that runs on this host; None if none is known."""
+        process = newest_process(self.listed, role, None if stage is None else (stage, rank))
         return process.pid if process and process.pid in self._starts and self._is_here(process) else None
 
     def core(self) -> ProcessInfo | None:

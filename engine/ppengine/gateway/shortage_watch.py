@@ -13,6 +13,7 @@ from ppengine.common.open_files import FILES_LEFT, OpenFiles, open_files
 from ppengine.diagnosis.evidence import Shortage
 from ppengine.gateway.audit import KEEP_VARIABLE
 from ppengine.protocol import kept_files
+from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 
 LOOK_S = 1.0
@@ -31,6 +32,7 @@ class ShortageWatch:
         }
         if environ.get(KEEP_VARIABLE):
             self._folders["folder of the audit log"] = Path(environ[KEEP_VARIABLE])
+        self._groups = config.groups
         self._since: dict[str, float] = {}
         self._due = 0.0
         self.present: tuple[Shortage, ...] = ()
@@ -46,7 +48,8 @@ class ShortageWatch:
         self._since = {short.where: self._since.get(short.where, now) for short in found}
         self.present = tuple(
             Shortage(
-                kind=short.kind, where=short.where, figure=short.figure, stage=short.stage, pid=short.pid,
+                kind=short.kind, where=short.where, figure=short.figure, stage=short.stage, rank=short.rank,
+                pid=short.pid,
                 since_s=now - self._since[short.where],
             )
             for short in found
@@ -59,8 +62,10 @@ class ShortageWatch:
         for pid, process in running.items():
             files = open_files(pid)
             if files is not None and _out(files):
-                name = process.role if process.stage is None else f"stage {process.stage}"
-                yield Shortage(kind="files", where=name, figure=files.text, stage=process.stage, pid=pid)
+                place = None if process.stage is None else Place(process.stage, process.rank or 0)
+                name = process.role if place is None else self._groups.text(place)
+                rank = place.rank if place is not None and self._groups.tensor > 1 else None
+                yield Shortage(kind="files", where=name, figure=files.text, stage=process.stage, rank=rank, pid=pid)
         for pid, (parent, module) in procfs.children(running).items():
             files = open_files(pid)
             if files is not None and _out(files):

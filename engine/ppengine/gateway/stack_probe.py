@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
 from ppengine.diagnosis import STACKS_WANTED
-from ppengine.diagnosis.evidence import Stack
+from ppengine.diagnosis.evidence import Key, Stack
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import MAIN_THREAD, StacksDetail, StageStacks
@@ -39,37 +39,43 @@ class StackProbe:
         self.stacks: Mapping[Process, Stack] = {}
         """The newest stacks by process."""
 
-    def look(
-        self, verdicts: list[Verdict], pids: Mapping[int | None, int], sharers: Collection[int | None] = ()
-    ) -> None:
-        """Request the stacks that `verdicts` lack. `pids`: of each stage and (None) the core.
+    def look(self, verdicts: list[Verdict], pids: Mapping[Key | None, int], sharers: Collection[Key] = ()) -> None:
+        """Request the stacks that `verdicts` lack. `pids`: of each place and (None) the core.
 
-        `sharers`: stages whose GIL is held for a part of the time; one look may miss the thread that holds it.
+        `sharers`: places whose GIL is held for a part of the time; one look may miss the thread that holds it.
         """
         wanted: set[Process] = set()
         for verdict in verdicts:
             of_one = verdict.stage is not None or verdict.cause == "core"
             if verdict.root and of_one and verdict.cause in STACKS_WANTED:
                 # A deadlock is only understood with the stacks of all stages.
-                several = [stage for stage in pids if stage is not None]
-                stages = several if verdict.cause == "deadlock" else [verdict.stage]
-                wanted |= {(stage, pids[stage]) for stage in stages if stage in pids}
+                wanted |= {
+                    (None if key is None else key[0], pid)
+                    for key, pid in pids.items()
+                    if (verdict.cause == "deadlock" and key is not None) or _is_of(verdict, key)
+                }
         if not wanted:
             self._requested, self._looks, self.stacks, self._not_before = {}, Counter(), {}, {}
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
+        sharing = {(key[0], pids[key]) for key in sharers if key in pids}
+        asked: set[int | None] = set()
         for stage, pid in sorted(wanted, key=lambda one: one[1]):
             requested = self._requested.get((stage, pid))
-            again = stage in sharers and self._lacks_holder((stage, pid)) and now - (requested or 0.0) >= _AGAIN_S
+            again = (
+                (stage, pid) in sharing and self._lacks_holder((stage, pid)) and now - (requested or 0.0) >= _AGAIN_S
+            )
             if requested is not None and not again and ((stage, pid) in self.stacks or now - requested < lost_s):
                 continue
             if again and (stage, pid) not in self.stacks and requested is not None and now - requested < lost_s:
                 continue  # The answer to the last question is still to come.
             if now < self._not_before.get((stage, pid), 0.0):
                 continue
-            if self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
+            # The answer has all ranks of the stage.
+            if stage not in asked and self._ask(Inspect(nonce=NONCE, what="stacks", stage=stage, core=stage is None)):
                 self._not_before[stage, pid] = now + _AGAIN_S
                 continue
+            asked.add(stage)
             self._requested[stage, pid] = now
 
     def take(self, answer: Inspected | Failed) -> StacksDetail | None:
@@ -88,6 +94,13 @@ class StackProbe:
         """Return whether another look may show a thread that holds the GIL, other than the main one."""
         stack = self.stacks.get(process)
         return self._looks[process] < _LOOKS_MOST and (stack is None or not _is_holder(stack))
+
+
+def _is_of(verdict: Verdict, key: Key | None) -> bool:
+    """Return whether a verdict is about the process of a place, or (None) of the core."""
+    if key is None or verdict.stage is None:
+        return key is None and verdict.stage is None
+    return key[0] == verdict.stage and verdict.rank in (None, key[1])
 
 
 def _is_holder(stack: Stack) -> bool:

@@ -92,6 +92,8 @@ class StageStacks(msgspec.Struct, kw_only=True):
     threads: list[ThreadStack] = []
     native: bool = False
     """Frames of native code are among them."""
+    rank: int = 0
+    """Tensor rank of the stage."""
 
 
 class StacksDetail(msgspec.Struct, kw_only=True):
@@ -219,7 +221,7 @@ class FaultDetail(msgspec.Struct, kw_only=True):
     verdict: Verdict
     waits: list[WaitInfo]
     retired: list[int | None]
-    """Newest step that each stage has acknowledged."""
+    """Newest step that each stage has acknowledged; with several ranks a stage, that each of them has, in order."""
     rings: RingsDetail | None = None
     stacks: StacksDetail | None = None
     over_wall: float | None = None

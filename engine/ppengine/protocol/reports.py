@@ -71,6 +71,8 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     """Since it was first seen."""
     evidence: list[str] = []
     """One observation a line: both call sites, the bytes or tokens at stake, what would put it right."""
+    rank: int | None = None
+    """Tensor rank of the stage; None: stages have one rank, or all of them are meant."""
 
 
 class LedgerStream(msgspec.Struct, kw_only=True):

@@ -343,6 +343,8 @@ class IncidentInfo(msgspec.Struct, kw_only=True):
     """Author of the last command that had an effect during it; empty: no operator acted."""
     recomputed: int | None = None
     """Requests that were recomputed; null: no stage was restarted, and no wire was made again."""
+    rank: int | None = None
+    """Tensor rank of the stage; null: stages have one rank, or all of them are meant."""
 
 
 class LeaseInfo(msgspec.Struct, kw_only=True):

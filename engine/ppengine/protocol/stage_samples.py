@@ -181,6 +181,7 @@ class StageSample(msgspec.Struct, kw_only=True):
     op_age_ms: float | None
     op_step: int | None
     op_peer: int | None
+    """A stage, or a rank of its own stage in a collective."""
     waiting_on: Waiting | None
     inbox: int | None
     outbox: int | None
@@ -229,6 +230,10 @@ class StageSample(msgspec.Struct, kw_only=True):
     """The file of the cgroup by which it is frozen; empty: it is not."""
     edges: list[EdgeSample] = []
     pace: PaceSample | None = None
+    op_site: str = ""
+    """Call site of the open collective; empty without one."""
+    rank_wait: float | None = None
+    """Share of the last second in which it waited for other ranks of its stage; None: it has none, or not known."""
     work_ms: list[tuple[int, float]] = []
     """Own history as (tokens, ms): longest recent time of layers, head and sampling of up to that many tokens."""
 
