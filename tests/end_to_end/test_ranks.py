@@ -21,8 +21,8 @@ from profiles import small
 
 pytestmark = pytest.mark.long
 STOPPED_S, KILLED_S = 2.0, 1.0
-STEPS = 120
-PROMPTS = reference.prompts(3, 100, low=20, high=40, seed=17)
+STEPS = 90
+PROMPTS = reference.prompts(2, 100, low=20, high=40, seed=17)
 PLACES = [Place(0, 1), Place(1, 0)]
 
 
@@ -137,7 +137,7 @@ async def test_a_stage_is_restarted_with_its_ranks_and_cordoned(engine: Served, 
         assert {name for name in before if engine.pids[name] != before[name]} == {"stage1", "stage1.1"}
         shown = {(stage.index, stage.tensor_rank): stage.pid for stage in picture.stages}
         assert shown == {place: engine.pids[role(Place(*place))] for place in shown}
-        await op.do(Cordon(stage=1, reason="a noisy fan"))
+        await op.do(Cordon(stage=1))
         seen = await op.until(lambda now: all(each.cordon for each in now.stages[2:]), "all its ranks are cordoned")
         assert [each.cordon for each in seen.stages[:2]] == [None, None]
         await op.do(Cordon(stage=1, undo=True))

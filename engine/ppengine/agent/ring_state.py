@@ -70,7 +70,7 @@ def stream_info(
 
 
 def _name(wait: Waiting, rank: int, groups: Groups | None) -> str:
-    """Return whom a stage waits for: edges connect equal ranks."""
+    """Return the name of the place that is waited for: edges connect equal ranks."""
     if wait.stage is None:
         return "core"
     place = Place(wait.stage, rank if wait.rank is None else wait.rank)

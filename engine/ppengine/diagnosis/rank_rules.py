@@ -1,4 +1,4 @@
-"""Ranks of one stage: collectives that differ, were left out or are not delivered, and who waits for whom.
+"""Ranks of one stage: collectives that differ, were left out or are not delivered, and the waits of ranks.
 
 A late, dead or stopped rank is named by the rules for processes and paces, as every stage is.
 """
@@ -17,7 +17,7 @@ from ppengine.protocol.snapshot import Verdict
 _DIFFER = re.compile(
     r"stage \d+ rank (\d+) launched ([\w-]+) (\d+) \((.+)\), rank (\d+) launched ([\w-]+) \d+ \((.+)\): it is the first"
 )
-"""The last words of both ranks, see `stage.host_exchange.RanksDifferError`."""
+"""The last words of both ranks, see `stage.rank_group.RanksDifferError`."""
 
 
 def differing(case: Case) -> list[Verdict]:
@@ -35,7 +35,8 @@ def differing(case: Case) -> list[Verdict]:
 def _differs(stage: StageEvidence, match: re.Match[str]) -> Verdict:
     number = match[3]
     sides = sorted([(int(match[1]), match[2], match[4]), (int(match[5]), match[6], match[7])])
-    at = [f"rank {rank} {_place(name, where)}" for rank, name, where in sides]
+    names, sites = {name for _, name, _ in sides}, {where.partition(",")[0] for *_, where in sides}
+    at = [_at(side, kind=len(names) > 1, size=len(names) == len(sites) == 1) for side in sides]
     return Verdict(
         stage=stage.stage,
         cause="mismatch",
@@ -49,9 +50,11 @@ def _differs(stage: StageEvidence, match: re.Match[str]) -> Verdict:
     )
 
 
-def _place(name: str, where: str) -> str:
-    """Return `all-reduce of MLP of layer 3` of a call."""
-    return f"{name} of {where.partition(',')[0]}"
+def _at(side: tuple[int, str, str], *, kind: bool, size: bool) -> str:
+    """Return `rank 0 in MLP of layer 3`, with kind or size of the call where that is the difference."""
+    rank, name, where = side
+    site, _, rest = where.partition(", ")
+    return f"rank {rank} in " + (f"{name} of " if kind else "") + site + (f" ({rest})" if size else "")
 
 
 def left_out(case: Case, chain: Sequence[Wait]) -> Wait | None:
