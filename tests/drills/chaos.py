@@ -2,8 +2,8 @@
 
     python tests/drills/run.py --chaos 30 [--seed N] [--clients 64]
 
-Every accepted request must end with the tokens of transformers, or with a loss that names it. With libfaketime
-(`apt-get install libfaketime`), the wall clock of engine, consoles and clients jumps as well.
+Every accepted request must end with the tokens of transformers, or with a loss that names it. With a C compiler, the
+wall clock of engine, consoles and clients jumps as well. `--only` chooses actions: `--only clock,kill`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from clients import Clients
 from load import MODEL
 from ppengine.protocol.discovery import EngineRecord, list_engines
+from wall_clock import FILE, NoWallClockError, WallClock, shift
 
 STAGES = 3
 SERVES_S, ENDS_S = 180.0, 120.0
@@ -38,10 +39,8 @@ SPELL_S = (3.0, 12.0)
 DISK_MIB = 96
 FULL_S, OPEN_S, STOPPED_S = 6.0, 15.0, (0.3, 6.0)
 HALF_OPEN = 200
-JUMPS_S = (-2 * 86_400, -3600, -1, 0, 1, 3600, 2 * 86_400)
+JUMPS_S = (-2 * 86_400, -3600, -1, 0, 1, 3600, 86_400)
 """Offsets of the wall clock from the machine's."""
-CLOCK = "FAKETIME_TIMESTAMP_FILE"
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 ROLES = ("gateway", "core", "agent", "supervisor", "forkserver")
 
 
@@ -85,8 +84,8 @@ class Ledger:
 class Chaos:
     """Chooses and carries out actions. `kept` is the engine, `clients` the load."""
 
-    def __init__(self, kept: Kept, clients: Clients, seed: int) -> None:
-        self._kept, self._clients, self._random = kept, clients, random.Random(seed)
+    def __init__(self, kept: Kept, clients: Clients, seed: int, only: list[str]) -> None:
+        self._kept, self._clients, self._random, self._only = kept, clients, random.Random(seed), only
         self._killed: defaultdict[str, deque[float]] = defaultdict(deque)
         self._consoles: list[subprocess.Popen[bytes]] = []
         self.ledger = Ledger()
@@ -120,8 +119,9 @@ class Chaos:
                 actions.append((f"kill {role}", lambda name=name: self._kill(name)))
             actions.append((f"stop {role}", lambda name=name: self._stop(name)))
         others = [("full disk", self._fill), ("half-open", self._half_open), ("console", self._console)]
-        others += [("clock", self._jump)] if CLOCK in os.environ else []
-        return actions + 2 * others
+        others += [("clock", self._jump)] if FILE in os.environ else []
+        found = actions + 2 * others
+        return [one for one in found if not self._only or any(one[0].startswith(name) for name in self._only)]
 
     def _may_kill(self, name: str) -> bool:
         most = STAGE_KILLS if name.startswith("stage") else KILLS
@@ -150,11 +150,7 @@ class Chaos:
         path.unlink()
 
     async def _jump(self) -> None:
-        """Set the wall clock; each process sees it within a second."""
-        path = Path(os.environ[CLOCK])
-        new = path.with_suffix(".new")
-        new.write_text(f"{self._random.choice(JUMPS_S):+d}\n")
-        new.replace(path)
+        shift(Path(os.environ[FILE]), self._random.choice(JUMPS_S))
 
     async def _half_open(self) -> None:
         """Open connections to the port: some say nothing, some a part of a greeting."""
@@ -187,16 +183,14 @@ class Chaos:
 
 def with_clock() -> None:
     """Start this program again with a wall clock that jumps: its own, and that of all processes that it starts."""
-    if FAKETIME is None:
-        print("note: no libfaketime, so no clock jumps")
-    elif CLOCK not in os.environ:
-        descriptor, path = tempfile.mkstemp(prefix="pp-clock-")
-        os.write(descriptor, b"+0\n")
-        faked = {
-            "LD_PRELOAD": str(FAKETIME), CLOCK: path, "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }  # fmt: skip
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | faked)
+    if FILE in os.environ:
+        return
+    try:
+        clock = WallClock(Path(tempfile.mkdtemp(prefix="pp-clock-")))
+    except NoWallClockError as error:
+        print(f"note: no clock jumps: {error}")
+        return
+    os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | clock.env)
 
 
 def _signal(pid: int | None, number: signal.Signals) -> None:
@@ -247,13 +241,13 @@ async def engine() -> AsyncIterator[Kept]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def chaos(minutes: float, count: int, seed: int) -> int:
+async def chaos(minutes: float, count: int, seed: int, only: list[str]) -> int:
     """Run for `minutes`, print a table, and return 0 if every accepted request had its tokens or a named loss."""
     assert MODEL.is_dir()
     async with engine() as kept:
         clients = Clients(count, seed, lambda: kept.record)
         await clients.start()
-        one = Chaos(kept, clients, seed)
+        one = Chaos(kept, clients, seed, only)
         await one.run(minutes)
         open_ = await clients.finish(ENDS_S)
         alive = kept.process.poll() is None

@@ -45,7 +45,7 @@ def main() -> int:
         chaos.with_clock()
     options.table or learn()
     if options.chaos:
-        return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed))
+        return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed, options.only))
     if options.soak:
         return asyncio.run(soak.soak(options.soak, options.seed))
     kept = Kept(options.results)
@@ -166,7 +166,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--within", type=float, default=1e9, metavar="SECONDS", help="begin no drill of a lane later")
     parser.add_argument("--out", type=Path, help="folder for drills.jsonl and table.md")
     parser.add_argument("--controls", action="store_true", help="the negative controls instead")
-    parser.add_argument("--only", type=names, default=[], help="only these controls")
+    parser.add_argument("--only", type=names, default=[], help="only these controls, or these actions of the chaos")
     parser.add_argument("--soak", type=float, metavar="MINUTES", nargs="?", const=60.0, help="the soak instead")
     parser.add_argument("--chaos", type=float, metavar="MINUTES", nargs="?", const=30.0, help="chaos instead")
     parser.add_argument("--clients", type=int, default=64, help="of the chaos")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -155,6 +156,17 @@ def test_samples_seeds_logprobs_priority_and_holds_are_kept() -> None:
     assert len(fresh.tokens("b")) == 30 and len(fresh.tokens("c")) < 30
     again = follow(fresh)
     assert [(one.id, one.state) for one in again.engine.requests.live()] == [("c", "held")]
+
+
+def test_a_clock_that_was_set_back_ends_no_request_in_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = CoreWorld()
+    world.submit(prompt=[1, 2, 3], max_tokens=2)
+    world.run()
+    (before,) = world.engine.requests.finished().requests
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600.0)
+    (after,) = follow(world).engine.requests.finished().requests
+    assert after.id == before.id and after.ended_s >= 0.0
 
 
 def test_ends_outputs_and_the_finished_list_are_kept() -> None:

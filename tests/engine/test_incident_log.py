@@ -97,6 +97,24 @@ def test_a_clock_that_is_set_back_does_not_hold_up_an_end(clock, log, monkeypatc
     assert len(settled) == 1
 
 
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0, 86_400.0])
+@pytest.mark.parametrize("how", ["event", "fact", "verdict"])
+def test_an_incident_is_as_long_as_it_was_if_the_clock_is_set(tmp_path, clock, log, jump, how):
+    record = fault(clock)
+    log.look(record, [record.verdict])
+    clock.now += 4.0
+    clock.set_by = jump
+    if how == "event":
+        log.note_event(Event(seq=2, wall=clock.time(), kind="stage.continued", text="it is continued"))
+    fact = served(clock) if how == "fact" else None
+    clock.now += 1.0
+    record.over_wall = record.wall + 5.0
+    log.look(record, [], fact)
+    (over,) = kept(tmp_path)
+    lasted = 5.5 if how == "verdict" else 4.5
+    assert over.info.over_wall - over.info.wall == pytest.approx(lasted, abs=0.01), "it was there 0.5 s before"
+
+
 def test_the_author_of_the_command_that_mended_it_is_kept(tmp_path, clock, log):
     record = fault(clock, cause="stopped")
     log.look(record, [record.verdict])

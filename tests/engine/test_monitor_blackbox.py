@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import msgspec
@@ -132,3 +133,13 @@ def test_what_could_not_be_kept_is_told():
     box.look([verdict(0)], [], [])
     box.take(Failed(nonce=NONCE, code="FAILED", text="no answer"))
     assert box.kept.missing == ["rings: the agent has not reported yet", "rings: no answer"]
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_fault_is_as_long_as_it_was_if_the_clock_is_set(monkeypatch, jump):
+    box = FaultRecorder(Agent())
+    box.look([verdict(1)], [], [3, 3])
+    begun, now = time.monotonic(), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    box.look([], [], [9, 9])
+    assert 0.0 <= box.kept.over_wall - box.kept.wall <= time.monotonic() - begun + 0.1

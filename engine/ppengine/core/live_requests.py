@@ -146,7 +146,8 @@ class LiveRequests:
     def restore_finished(self, infos: Iterable[FinishedInfo]) -> None:
         """Go on with the list of the core before this one."""
         ago, now = time.time(), self._clock()
-        self._finished.extend((now - (ago - info.wall), info) for info in infos)
+        # The wall clock may have been set back since.
+        self._finished.extend((now - max(0.0, ago - info.wall), info) for info in infos)
 
     def finished(self) -> FinishedDetail:
         """Return the requests that have ended, the newest first."""

@@ -36,6 +36,8 @@ class FaultRecorder:
         self._ask = ask
         self._roots: set[_Who] = set()
         self.kept: FaultDetail | None = None
+        self._begun = 0.0
+        """Monotonic time of the begin of `kept`."""
         self._unseen_until = 0.0
         """Time until which a resumed fault may be without its verdict."""
 
@@ -44,6 +46,7 @@ class FaultRecorder:
         self.kept = fault
         if fault is not None and fault.over_wall is None:
             self._roots = {_who(fault.verdict)}
+            self._begun = time.monotonic() - max(0.0, time.time() - fault.wall)
             self._unseen_until = time.monotonic() + RESUME_S
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
@@ -59,7 +62,8 @@ class FaultRecorder:
                 return
             if time.monotonic() < self._unseen_until:
                 return
-            self.kept.over_wall = time.time()
+            # The wall clock may have been set since the begin.
+            self.kept.over_wall = self.kept.wall + time.monotonic() - self._begun
         fresh = roots.keys() - self._roots
         self._roots = set(roots)
         if fresh:
@@ -87,7 +91,7 @@ class FaultRecorder:
         self.kept.stacks = msgspec.structs.replace(known, stages=stages, core=known.core or detail.core)
 
     def _begin(self, verdict: Verdict, waits: list[WaitInfo], retired: list[int | None]) -> None:
-        number = self.kept.number + 1 if self.kept else 1
+        number, self._begun = self.kept.number + 1 if self.kept else 1, time.monotonic()
         self.kept = FaultDetail(number=number, wall=time.time(), verdict=verdict, waits=waits, retired=retired)
         if why := self._ask(Inspect(nonce=NONCE, what="rings", lines=STEPS)):
             self.kept.missing.append(f"rings: {why}")

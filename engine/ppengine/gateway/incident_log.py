@@ -72,7 +72,7 @@ class IncidentLog:
                 self._settle_later(incident)
             return
         info.ended = ""
-        self._open, self._begun_ns = incident, time.monotonic_ns() - int((time.time() - info.wall) * 1e9)
+        self._open, self._begun_ns = incident, time.monotonic_ns() - int(max(0.0, time.time() - info.wall) * 1e9)
         self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
 
     def note_event(self, event: Event) -> None:
@@ -165,15 +165,20 @@ class IncidentLog:
         if over_wall is None:
             info.ended = _CUT
         elif served is not None:
-            info.over_wall = time.time() - (time.monotonic_ns() - served.mono_ns) / 1e9
+            info.over_wall = info.wall + (served.mono_ns - self._begun_ns) / 1e9
             info.ended = f"all stages serve again, generation {served.generation}"
             info.by, info.recomputed = served.by or info.by, served.recomputed
         elif ending is None:
-            info.over_wall, info.ended = over_wall, _UNEXPLAINED
+            info.over_wall, info.ended = self._end_of(info, over_wall), _UNEXPLAINED
         else:
-            info.over_wall, info.ended = ending.wall, ending.text
+            info.over_wall, info.ended = self._end_of(info, ending.wall), ending.text
         self._write(incident)
         self._settle_later(incident)
+
+    def _end_of(self, info: IncidentInfo, wall: float) -> float:
+        """Return the time of an end as if the wall clock had not been set since the begin."""
+        lasted_s, ago_s = (time.monotonic_ns() - self._begun_ns) / 1e9, time.time() - wall
+        return info.wall + lasted_s - (ago_s if 0.0 <= ago_s <= lasted_s else 0.0)
 
     def _settle_later(self, incident: Incident) -> None:
         """Settle an incident when the time after it is recorded. The wall clock may be set meanwhile."""
