@@ -24,6 +24,7 @@ SETTLE_S = 1.2
 """After the first root verdict: what it says then is what counts, and a second root would be a false one."""
 PATIENCE_S = {"hang": 15.0, "death": 5.0, "slow": 20.0, "wrong": 8.0, "grow": 60.0, "blind": 6.0, "none": 6.0}
 CLEARED_S = 60.0
+WHOLE_STAGE = ("mismatch", "link", "non_finite")
 HANG_S, DEATH_S, STACKS_S, SLOW_S = 2.0, 1.0, 5.0, 10.0
 
 
@@ -60,6 +61,12 @@ class Result:
     """Empty: not asked for; else `right tokens`, or what was wrong."""
     problem: str = ""
     """Why the drill itself failed; then nothing above counts."""
+    tensor: int = 1
+    """Ranks of each stage."""
+    rank: int = 0
+    """The rank that was struck."""
+    ranks: list[int | None] = field(default_factory=list)
+    """Those of `named`."""
 
     @property
     def silent_is_right(self) -> bool:
@@ -71,7 +78,15 @@ class Result:
         """Whether the roots named a right stage and no other."""
         if self.silent_is_right:
             return not self.false_roots
-        return bool(self.named) and all(stage in self.right_stages for stage, _ in self.named)
+        ranks = self.ranks or [None] * len(self.named)
+        return bool(self.named) and all(map(self.is_right, self.named, ranks))
+
+    def is_right(self, root: tuple[int | None, str], rank: int | None) -> bool:
+        """Return whether a root names a right stage, and the rank; some causes are of all ranks of a stage."""
+        stage, cause = root
+        if stage not in self.right_stages:
+            return False
+        return stage is None or self.tensor == 1 or rank == self.rank or (rank is None and cause in WHOLE_STAGE)
 
     @property
     def cause_right(self) -> bool:
@@ -99,16 +114,16 @@ def positions(kind: Kind, stages: int) -> dict[str, int | None]:
     return {name: stage for name, stage in places.items() if kind.fits(stage, stages)}
 
 
-async def drill(kind: Kind, stages: int, position: str) -> Result:
-    """Run one drill. What goes wrong with the drill itself is told in `problem`."""
+async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: int = 0) -> Result:
+    """Run one drill, at `rank` of a stage of `tensor` ranks. `problem` says if the drill itself failed."""
     stage = positions(kind, stages)[position]
     right: list[int | None] = [None] if stage is None else list(kind.stages(stage, stages))
     result = Result(
         kind=kind.name, stages=stages, stage=stage, position=position, effect=kind.effect, held_out=kind.held_out,
-        expects=list(kind.expects), right_stages=right,
+        expects=list(kind.expects), right_stages=right, tensor=tensor, rank=rank,
     )  # fmt: skip
     try:
-        engine = await asyncio.to_thread(Served, profile(stages), "--allow-faults")
+        engine = await asyncio.to_thread(Served, profile(stages, f"parallel.tensor={tensor}"), "--allow-faults")
     except AssertionError as error:
         result.problem = f"the engine did not start: {error}"
         return result
@@ -137,7 +152,7 @@ async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
         watcher.changes.clear()
         result.target_s = _target(kind, watcher)
         since = time.monotonic()
-        verb = Fault(kind=kind.name, stage=result.stage)
+        verb = Fault(kind=kind.name, stage=result.stage, rank=0 if result.stage is None else result.rank)
         needed = asyncio.create_task(_need(kind, watcher, load))
         answer = await watcher.link.command(verb, timeout=10)
         if not isinstance(answer, Outcome) or answer.state != "applied":
@@ -192,14 +207,15 @@ async def _listen(kind: Kind, watcher: Watcher, result: Result, since: float) ->
     standing = [seen for seen in watcher.changes if seen.roots]
     # A fault that clears itself (a fit of slowness) keeps the last word that was said of it.
     result.named, result.summary = list(standing[-1].roots), standing[-1].verdicts[0].summary
+    result.ranks = standing[-1].ranks
     for seen in standing:
-        right = all(stage in result.right_stages for stage, _ in seen.roots)
+        right = all(map(result.is_right, seen.roots, seen.ranks))
         if right and result.named_s is None:
             result.named_s = seen.at - since
         result.false_roots += [
-            f"{cause} at {stage}"
-            for stage, cause in seen.roots
-            if stage not in result.right_stages and not (kind.effect == "blind" and cause in kind.expects)
+            f"{cause} at {stage}" + ("" if rank is None else f".{rank}")
+            for (stage, cause), rank in zip(seen.roots, seen.ranks, strict=True)
+            if not result.is_right((stage, cause), rank) and not (kind.effect == "blind" and cause in kind.expects)
         ]
     result.false_roots = sorted(set(result.false_roots))
     if not kind.expects:
@@ -213,7 +229,7 @@ async def _take_stacks(watcher: Watcher, result: Result, stage: int, since: floa
         result.stacks = f"{type(error).__name__}: {error}"[:100]
         return
     if isinstance(detail, StacksDetail):
-        taken = detail.stages[0]
+        taken = next((each for each in detail.stages if each.rank == result.rank), detail.stages[0])
         result.stacks = "taken" if taken.text else taken.error[:100]
         result.stacks_s = time.monotonic() - since if taken.text else None
 

@@ -16,8 +16,8 @@ from ppengine.drills.registry import Kind, find
 from serving import Served
 from watching import watch
 
-Drill = tuple[Kind, int, str]
-"""Kind, number of stages, position."""
+Drill = tuple[Kind, int, str, int, int]
+"""Kind, number of stages, position, ranks of a stage, the rank that is struck."""
 WARM, WARM_S = 4, 300.0
 
 
@@ -43,7 +43,7 @@ def run(todo: Iterable[Drill], lanes: list[set[int]], within_s: float) -> Iterat
     with ProcessPoolExecutor(len(lanes), context, initializer=_bind, initargs=(processors,)) as pool:
         pool.submit(_compile).result()
         # By name: a kind has functions, which do not travel.
-        ends = [pool.submit(_run, kind.name, stages, position, until) for kind, stages, position in ordered]
+        ends = [pool.submit(_run, kind.name, *rest, until=until) for kind, *rest in ordered]
         for one in as_completed(ends):
             if (found := one.result()) is not None:
                 yield found
@@ -53,11 +53,11 @@ def _bind(processors: SimpleQueue[set[int]]) -> None:
     os.sched_setaffinity(0, processors.get())
 
 
-def _run(kind: str, stages: int, position: str, until: float) -> tuple[Result, float] | None:
+def _run(kind: str, stages: int, position: str, tensor: int, rank: int, *, until: float) -> tuple[Result, float] | None:
     begun = time.monotonic()
     if begun > until:
         return None
-    return asyncio.run(drill(find(kind), stages, position)), time.monotonic() - begun
+    return asyncio.run(drill(find(kind), stages, position, tensor, rank)), time.monotonic() - begun
 
 
 def _compile() -> None:

@@ -20,7 +20,7 @@ _PLACES = ("first", "middle", "last", "core", "agent", "gateway")
 
 def line(result: Result) -> str:
     """Return one drill in one line, for who watches the suite run."""
-    where = f"{result.kind} {result.stages}/{result.position}"
+    where = f"{result.kind} {result.stages}/{result.position}" + (f" rank {result.rank}" if result.tensor > 1 else "")
     if result.problem:
         return f"{where}: SPOILED {result.problem[:100]}"
     return f"{where}: {_cell(result)} [{_roots(result)}] {result.summary or 'nothing was said'} | {result.cleared}"

@@ -2,6 +2,7 @@
 
     python tests/drills/run.py [--kinds a,b] [--stages 2,4] [--positions first,last] [--held-out] [--write]
     python tests/drills/run.py --lanes 5 --cores 3 --out FOLDER     five drills at a time, each on three processors
+    python tests/drills/run.py --stages 2 --tensor 2 --rank 1      stages of two ranks, of which the second is struck
     python tests/drills/run.py --controls          loads, pauses, resizes ...: no alarm at all
     python tests/drills/run.py --soak 60           minutes of all that, one engine
     python tests/drills/run.py --chaos 30          minutes of kills, stops and full disks under 64 clients
@@ -82,9 +83,9 @@ class Kept:
         """Negative controls."""
         return [line["control"] for line in self._lines.values() if "control" in line]
 
-    def has(self, kind: str, stages: int, position: str) -> bool:
-        """Whether a drill has been run, and was not spoiled."""
-        line = self._lines.get((kind, stages, position))
+    def has(self, *drill: object) -> bool:
+        """Whether a drill (kind, stages, position, ranks, rank) has been run, and was not spoiled."""
+        line = self._lines.get(drill)
         return line is not None and not line["drill"]["problem"]
 
     def add(self, line: dict) -> None:
@@ -96,7 +97,9 @@ class Kept:
     def _enter(self, line: dict) -> None:
         if "drill" in line:
             one = line["drill"]
-            key: tuple[object, ...] = (one["kind"], one["stages"], one["position"])
+            key: tuple[object, ...] = (
+                one["kind"], one["stages"], one["position"], one.get("tensor", 1), one.get("rank", 0),
+            )  # fmt: skip
         else:
             key = ("control", line["control"]["name"])
         self._lines[key] = line
@@ -104,13 +107,13 @@ class Kept:
 
 def _drills(options: argparse.Namespace, kept: Kept) -> None:
     plan = [
-        (kind, stages, position)
+        (kind, stages, position, options.tensor, options.rank)
         for stages in options.stages
         for kind in _chosen(options)
         for position in positions(kind, stages)
-        if not options.positions or position in options.positions
+        if (not options.positions or position in options.positions) and (options.tensor > 1 or not kind.ranks)
     ]
-    todo = [one for one in plan if options.again or not kept.has(one[0].name, one[1], one[2])]
+    todo = [one for one in plan if options.again or not kept.has(one[0].name, *one[1:])]
     print(f"{len(todo)} of {len(plan)} drills to run", flush=True)
     if options.lanes:
         processors = lanes.split(os.sched_getaffinity(0), options.cores, options.lanes)
@@ -126,9 +129,9 @@ def _drills(options: argparse.Namespace, kept: Kept) -> None:
 
 
 def _one_by_one(todo: list[lanes.Drill]) -> Iterator[tuple[Result, float]]:
-    for kind, stages, position in todo:
+    for one in todo:
         begun = time.monotonic()
-        yield asyncio.run(drill(kind, stages, position)), time.monotonic() - begun
+        yield asyncio.run(drill(*one)), time.monotonic() - begun
 
 
 def _chosen(options: argparse.Namespace) -> list[Kind]:
@@ -159,6 +162,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--skip", type=names, default=[], help="not these")
     parser.add_argument("--held-out", action="store_true", help="also the kinds that the rules were not shaped to")
     parser.add_argument("--stages", type=lambda text: [int(one) for one in names(text)], default=[2, 4])
+    parser.add_argument("--tensor", type=int, default=1, help="ranks of each stage")
+    parser.add_argument("--rank", type=int, default=0, help="the rank that is struck, from 0")
     parser.add_argument("--positions", type=names, default=[], help="of first, middle, last, core, agent")
     parser.add_argument("--again", action="store_true", help="also what has been measured")
     parser.add_argument("--lanes", type=int, default=0, help="most drills at a time; 0: one, on all processors")

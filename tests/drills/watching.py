@@ -23,6 +23,11 @@ class Seen:
     roots: tuple[tuple[int | None, str], ...]
     verdicts: tuple[Verdict, ...]
 
+    @property
+    def ranks(self) -> list[int | None]:
+        """The tensor ranks of the root verdicts."""
+        return [verdict.rank for verdict in self.verdicts]
+
 
 class Watcher(Operator):
     """Keeps the first snapshot of every change of the root verdicts."""
@@ -43,7 +48,8 @@ class Watcher(Operator):
             return
         roots = [verdict for verdict in update.verdicts if verdict.root]
         seen = Seen(time.monotonic(), tuple((root.stage, root.cause) for root in roots), tuple(roots))
-        if seen.roots != (self.changes[-1].roots if self.changes else ()):
+        before = self.changes[-1] if self.changes else Seen(0.0, (), ())
+        if (seen.roots, seen.ranks) != (before.roots, before.ranks):
             self.changes.append(seen)
             self.news.set()
 

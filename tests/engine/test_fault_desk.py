@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import zmq
+from ppengine.common.groups import Groups
 from ppengine.drills.fault_desk import FaultDesk
 from ppengine.protocol.control import Accepted, Command, Outcome
 from ppengine.protocol.verbs import ClearFaults, Fault
@@ -20,8 +21,8 @@ def silent() -> Any:
     context: Any = zmq.Context()
     pids = {0: FIRST, 1: FIRST + 1}
     endpoint = "inproc://{}".format
-    config: Any = SimpleNamespace(endpoint=endpoint, stages=2, listen_for_nodes=lambda *_: None)
-    desk = FaultDesk(config, context, lambda on, stage: pids[stage])
+    config: Any = SimpleNamespace(endpoint=endpoint, stages=2, groups=Groups(2), listen_for_nodes=lambda *_: None)
+    desk = FaultDesk(config, context, lambda on, stage, rank: pids[stage])
     stage = context.socket(zmq.DEALER)
     stage.setsockopt(zmq.IDENTITY, b"f0")
     stage.connect("inproc://faults")

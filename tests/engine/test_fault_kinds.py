@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
+from ppengine.common.groups import Groups
 from ppengine.drills import cgroups
 from ppengine.drills.fault_points import Fault, Points, StageParts
 from ppengine.drills.registry import FaultError, Kind, edge_of, find, kinds, strike
@@ -59,7 +60,7 @@ def test_kind_needs_a_docstring_with_a_verdict():
 )
 def test_place_that_does_not_fit_is_refused(name, stage, text):
     with pytest.raises(FaultError, match=text):
-        find(name).check(stage, 4)
+        find(name).check(stage, Groups(4))
 
 
 def test_unknown_kind_names_the_nearest():
@@ -75,7 +76,7 @@ def test_pair_is_the_edge_behind_a_stage():
     assert find("sigkill").stages(3, 4) == (3,)
     assert find("core-stop").stages(0, 4) == ()
     with pytest.raises(FaultError):
-        find("link-reset").check(0, 1)
+        find("link-reset").check(0, Groups(1))
 
 
 # --- points -------------------------------------------------------------------------------------------------

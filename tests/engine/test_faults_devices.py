@@ -15,9 +15,11 @@ from ppengine.drills import start_faults
 from ppengine.drills.fault_points import Fault, GraphsPoint, Points, StageParts
 from ppengine.drills.registry import FaultError, find, kinds
 from ppengine.drills.stage_faults import FaultThread, StageFaults
+from ppengine.protocol.place import Place
 from ppengine.protocol.steps import Row
 from ppengine.stage.backends.cuda.decode_graphs import Launched
 from ppengine.stage.build import _no_room
+from ppengine.stage.rank_group import LoneRank
 
 GPU_KINDS = [kind.name for kind in kinds().values() if kind.gpu]
 
@@ -100,10 +102,10 @@ def test_graphs_are_wrapped_once_for_all_generations() -> None:
     try:
         card = SimpleNamespace(graphs=[Graphs(), Graphs()])
         with zmq.Context() as context:
-            arms = StageFaults(config, 0, context, None, None)  # type: ignore[arg-type]
+            arms = StageFaults(config, Place(0, 0), context, None, None)  # type: ignore[arg-type]
             for _ in range(2):
                 parts = dict.fromkeys(("_receiver", "outgoing", "_model", "cache", "_swap"))
-                arms.runner(SimpleNamespace(buffers=card, **parts))
+                arms.runner(SimpleNamespace(buffers=card, _group=LoneRank(), **parts))
             assert [type(graphs) for graphs in card.graphs] == [GraphsPoint, GraphsPoint]
             assert [type(graphs._part) for graphs in card.graphs] == [Graphs, Graphs]
             arms._thread.close()

@@ -141,6 +141,25 @@ def _is_cycle(edge: Any) -> bool:
     return not any(edge.wire._socket.recv(_NUMBER_BYTES, socket.MSG_PEEK))
 
 
+@strike("reduce", "wrong", "mismatch", ranks=True)
+def skip_reduce(fault: Fault, go: Go, *args: Any) -> Any:
+    """One rank leaves out one all-reduce and goes on with its own part alone.
+
+    Verdict: a mismatch in stage K: its ranks launched different collectives, with both call sites.
+    """
+    return args[0] if fault.first() else go(*args)
+
+
+@strike("reduce", "hang", "self_stuck", clears=True, ranks=True)
+def sleep_in_reduce(fault: Fault, go: Go, *args: Any) -> Any:
+    """The rank sleeps before it takes part in an all-reduce; the other ranks of its stage wait for its part.
+
+    Verdict: stage K rank R is stuck in itself; the ranks that wait for it starve.
+    """
+    fault.hold()
+    return go(*args)
+
+
 @strike("ack", "hang", "link", clears=True)
 def drop_ack(fault: Fault, go: Go, *args: Any) -> Any:
     """The stage finishes its steps and acknowledges none to the core. Cleared: it acknowledges all.

@@ -123,7 +123,7 @@ def exception(fault: Fault, go: Go, *args: Any) -> Any:
 
     Verdict: stage K crashed in step n: InjectedError.
     """
-    raise InjectedError(f"fault on demand at stage {fault.parts.stage}")
+    raise InjectedError(f"fault on demand at {fault.parts.name}")
 
 
 @strike("step", "death", "crashed", "dead")

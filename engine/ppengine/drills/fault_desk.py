@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import zmq
 
 from ppengine.common.config import EngineConfig
-from ppengine.drills.fault_messages import Done, FromFaults, Inject, Lift
+from ppengine.drills.fault_messages import Done, FromFaults, Inject, Lift, identity
 from ppengine.drills.registry import FaultError, Kind, find, kinds
 from ppengine.drills.target import Pids, Target
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.inspection import FaultsDetail
+from ppengine.protocol.place import Place
 from ppengine.protocol.verbs import ClearFaults, Fault
 
 ANSWER_S = 3.0
@@ -29,7 +30,10 @@ class _On:
 
     kind: Kind
     stage: int | None
+    rank: int
     pid: int | None
+    name: str
+    """Name of the struck process."""
     undo: Callable[[], None] | None = None
 
     def take_back(self) -> None:
@@ -40,8 +44,11 @@ class _On:
 
     @property
     def text(self) -> str:
-        where = self.kind.on if self.stage is None else f"stage {self.stage}"
-        return f"{self.kind.name} at {where}"
+        return f"{self.kind.name} at {self.name}"
+
+    def places(self, stages: int) -> list[Place]:
+        """Return the places whose fault threads it needs: an edge connects equal ranks."""
+        return [Place(stage, self.rank) for stage in self.kind.stages(self.stage or 0, stages)]
 
 
 @dataclass
@@ -49,7 +56,7 @@ class _Open:
     """A command that waits for the answers of stages."""
 
     command: Command
-    missing: set[int]
+    missing: set[Place]
     deadline: float
     texts: list[str] = field(default_factory=list)
     failed: bool = False
@@ -106,7 +113,7 @@ class FaultDesk:
             waiting = self._open.get(done.id) if isinstance(done, Done) else None
             if waiting is None or not isinstance(done, Done):
                 continue
-            waiting.missing.discard(done.stage)
+            waiting.missing.discard(Place(done.stage, done.rank))
             waiting.texts += [text for text in (done.text, done.error) if text]
             waiting.failed |= bool(done.error)
             if not waiting.missing:
@@ -119,17 +126,20 @@ class FaultDesk:
         for waiting in self._open.values():
             fault = waiting.begins
             gone = fault is not None and fault.pid is not None and not self._lives(fault)
-            if fault is None or not gone or fault.stage not in waiting.missing:
+            if fault is None or fault.stage is None or not gone:
+                continue
+            place = Place(fault.stage, fault.rank)
+            if place not in waiting.missing:
                 continue
             # It killed the stage before the fault thread had answered, as such a fault should.
             waiting.texts.append(f"{fault.text}: its process ended before it answered")
-            waiting.missing.discard(fault.stage)
+            waiting.missing.discard(place)
             if not waiting.missing:
                 struck.append(waiting)
         late = [one for one in self._open.values() if one.missing and one.deadline < now]
         for waiting in late:
-            names = ", ".join(str(stage) for stage in sorted(waiting.missing))
-            waiting.texts.append(f"the fault thread of stage {names} gave no answer")
+            names = ", ".join(map(self._config.groups.text, sorted(waiting.missing)))
+            waiting.texts.append(f"the fault thread of {names} gave no answer")
             waiting.failed = True
         return [self._end(waiting) for waiting in struck + late]
 
@@ -137,12 +147,14 @@ class FaultDesk:
 
     def _inject(self, command: Command, verb: Fault) -> list[Reply]:
         kind = find(verb.kind)
-        kind.check(verb.stage, self._config.stages)
-        on = _On(kind, verb.stage, self._pids(kind.on, verb.stage))
+        groups = self._config.groups
+        kind.check(verb.stage, groups, verb.rank)
+        name = kind.on if verb.stage is None else groups.text(Place(verb.stage, verb.rank))
+        on = _On(kind, verb.stage, verb.rank, self._pids(kind.on, verb.stage, verb.rank), name)
         if command.dry_run:
             text = f"{on.text}: {kind.does}"
             return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
-        target = Target(self._config, verb.stage, self._pids)
+        target = Target(self._config, verb.stage, self._pids, verb.rank)
         if kind.how == "outside":
             on.undo = kind.act(target)
         elif kind.before is not None:
@@ -152,9 +164,8 @@ class FaultDesk:
             text = f"{on.text} is done, from outside"
             return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
         assert verb.stage is not None  # only stages have points
-        stages = kind.stages(verb.stage, self._config.stages)
         waiting = _Open(command, set(), time.monotonic() + ANSWER_S, begins=on)
-        return self._send(waiting, stages, Inject(command.id, kind.name, verb.stage))
+        return self._send(waiting, on.places(self._config.stages), Inject(command.id, kind.name, verb.stage))
 
     def _clear(self, command: Command) -> list[Reply]:
         on = self._on
@@ -171,22 +182,23 @@ class FaultDesk:
         waiting.texts += [f"{fault.text} cannot be cleared" for fault in self._on]
         waiting.texts += ["cleared " + ", ".join(fault.text for fault in cleared)] if cleared else []
         inside = [fault for fault in cleared if fault.kind.how != "outside"]
-        stages = {at for fault in inside for at in fault.kind.stages(fault.stage or 0, self._config.stages)}
-        return self._send(waiting, sorted(stages), Lift(command.id))
+        places = {place for fault in inside for place in fault.places(self._config.stages)}
+        return self._send(waiting, sorted(places), Lift(command.id))
 
     def _lives(self, fault: _On) -> bool:
-        return fault.pid is not None and self._pids(fault.kind.on, fault.stage) == fault.pid
+        return fault.pid is not None and self._pids(fault.kind.on, fault.stage, fault.rank) == fault.pid
 
-    def _send(self, waiting: _Open, stages: Sequence[int], message: Inject | Lift) -> list[Reply]:
-        waiting.missing.update(stages)
+    def _send(self, waiting: _Open, places: Sequence[Place], message: Inject | Lift) -> list[Reply]:
+        waiting.missing.update(places)
         self._open[waiting.command.id] = waiting
-        for stage in stages:
+        for place in places:
             try:
-                self.socket.send_multipart([f"f{stage}".encode(), encode(message)], zmq.NOBLOCK)
+                self.socket.send_multipart([identity(place), encode(message)], zmq.NOBLOCK)
             except zmq.ZMQError as error:
-                waiting.missing.discard(stage)
+                waiting.missing.discard(place)
                 waiting.failed = True
-                waiting.texts.append(f"the fault thread of stage {stage} cannot be reached: {error.strerror}")
+                name = self._config.groups.text(place)
+                waiting.texts.append(f"the fault thread of {name} cannot be reached: {error.strerror}")
         accepted = Accepted(id=waiting.command.id, op=_op(waiting.command))
         return [accepted] if waiting.missing else [self._end(waiting)]
 

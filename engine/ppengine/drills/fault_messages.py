@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.place import Place
+
 
 class Inject(msgspec.Struct, tag="inject", array_like=True):
     """Begin the fault `kind`, aimed at `stage`: the receiver, or its neighbour."""
@@ -26,7 +28,13 @@ class Done(msgspec.Struct, tag="done", array_like=True):
     stage: int
     text: str = ""
     error: str = ""
+    rank: int = 0
 
 
 ToFaults = Inject | Lift
 FromFaults = Done
+
+
+def identity(place: Place) -> bytes:
+    """Return the name of a fault thread on the socket `faults`."""
+    return b"f%d" % place.stage if not place.rank else b"f%d.%d" % place

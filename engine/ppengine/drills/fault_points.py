@@ -37,6 +37,13 @@ class StageParts:
     """The end for hidden states, or the last stage's for tokens; None if it sends nothing."""
     buffers: Any = None
     """Device buffers; None on a CPU."""
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the process for operators."""
+        group = getattr(self.runner, "_group", None)
+        return f"stage {self.stage}" + (f" rank {self.rank}" if group is not None and group.size > 1 else "")
 
 
 class Fault:

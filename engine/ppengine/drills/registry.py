@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ppengine.common.groups import Groups
 from ppengine.protocol.inspection import FaultInfo
 from ppengine.protocol.snapshot import Cause
 
@@ -25,7 +26,7 @@ Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
 Action = Callable[..., Any]
 
-POINTS = ("step", "receive", "expect", "forward", "send", "copy", "map", "ack", "poll")
+POINTS = ("step", "receive", "expect", "forward", "reduce", "send", "copy", "map", "ack", "poll")
 _MODULES = (
     "hang_faults", "edge_faults", "end_faults", "slow_faults", "memory_faults", "number_faults", "incident_programs",
     "watcher_faults", "device_faults",
@@ -61,6 +62,8 @@ class Kind:
     needs: Literal["", "swap", "resize", "restart", "ledger", "finite", "checksum"] = ""
     """Operation or live check without which the fault does not show."""
     before: Callable[[Any], Undo | None] | None = None
+    ranks: bool = False
+    """Whether it strikes what the ranks of a stage exchange; a stage of one rank has none of that."""
     gpu: bool = False
     """Whether it strikes a part that only a stage on a GPU has."""
     prepare: Callable[[Any], Any] | None = None
@@ -72,11 +75,13 @@ class Kind:
             return ()
         return edge_of(stage, count) if self.pair else (stage,)
 
-    def check(self, stage: int | None, count: int) -> None:
-        """Raise FaultError unless the kind can strike at `stage` of `count`."""
+    def check(self, stage: int | None, groups: Groups, rank: int = 0) -> None:
+        """Raise FaultError unless the kind can strike at rank `rank` of `stage`."""
+        count = groups.pipeline
         if self.on != "stage":
-            if stage is not None:
-                raise FaultError(f"{self.name} strikes the {self.on}: leave --stage out")
+            if stage is not None or rank:
+                options = "--stage and --rank" if rank else "--stage"
+                raise FaultError(f"{self.name} strikes the {self.on}: leave {options} out")
             return
         if stage is None:
             raise FaultError(f"{self.name} strikes a stage: say which with --stage, 0 to {count - 1}")
@@ -84,6 +89,10 @@ class Kind:
             raise FaultError(f"no stage {stage}: this engine has 0 to {count - 1}")
         if not self.fits(stage, count):
             raise FaultError(f"{self.name} strikes {self.where_words()}, stage {stage} of {count} is none of these")
+        if not 0 <= rank < groups.tensor:
+            raise FaultError(f"no rank {rank}: each stage of this engine has {groups.tensor}, from 0")
+        if self.ranks and groups.tensor == 1:
+            raise FaultError(f"{self.name} strikes {self.where_words()}, and each stage of this engine has one")
 
     def fits(self, stage: int, count: int) -> bool:
         """Return whether the kind can strike at `stage` of `count`."""
@@ -95,6 +104,8 @@ class Kind:
         """Return the struck place, in words."""
         if self.on != "stage":
             return f"the {self.on}"
+        if self.ranks:
+            return "a rank of several"
         pair = "an edge, by the stage before it" if self.pair else "any stage on a GPU" if self.gpu else "any stage"
         return {
             "any": pair,

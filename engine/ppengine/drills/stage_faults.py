@@ -13,9 +13,10 @@ import zmq
 from ppengine.common.config import EngineConfig
 from ppengine.common.ring import RingWriter
 from ppengine.drills import fault_points as at
-from ppengine.drills.fault_messages import Done, Inject, Lift, ToFaults
+from ppengine.drills.fault_messages import Done, Inject, Lift, ToFaults, identity
 from ppengine.drills.registry import FaultError, Kind, find
 from ppengine.protocol.frames import Codec, ProtocolError, encode
+from ppengine.protocol.place import Place
 
 _POLL_MS = 100
 _ANSWER_S = 0.05
@@ -25,10 +26,10 @@ class StageFaults:
     """Puts the stage's parts behind stand-ins: the socket once, runner and edges in each generation."""
 
     def __init__(
-        self, config: EngineConfig, stage: int, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
+        self, config: EngineConfig, place: Place, context: zmq.Context[Any], control: threading.Thread, ring: RingWriter
     ) -> None:
         self._points = at.Points()
-        self._parts = at.StageParts(stage, config.stages, ring, control, Path(config.run_dir))
+        self._parts = at.StageParts(place.stage, config.stages, ring, control, Path(config.run_dir), rank=place.rank)
         self._thread = FaultThread(context, config, self._points, self._parts)
 
     def socket(self, socket: Any) -> Any:
@@ -44,6 +45,10 @@ class StageFaults:
             runner._receiver = at.StandIn(runner._receiver, points, take="receive", expect="expect")
         if parts.sender is not None:
             parts.sender.put = partial(points.through, "send", parts.sender.put)
+        group = runner._group
+        if group.size > 1 and "all_reduce" not in vars(group):
+            # For life, as the group is.
+            group.all_reduce = partial(points.through, "reduce", group.all_reduce)
         runner._model = at.StandIn(runner._model, points, run="forward")
         if buffers is not None and not any(isinstance(graphs, at.GraphsPoint) for graphs in buffers.graphs):
             # For life, as the buffers are.
@@ -76,7 +81,7 @@ class FaultThread(threading.Thread):
     def run(self) -> None:
         """Serve until closed."""
         socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, f"f{self._parts.stage}".encode())
+        socket.setsockopt(zmq.IDENTITY, identity(Place(self._parts.stage, self._parts.rank)))
         socket.setsockopt(zmq.LINGER, 0)
         self._config.connect(socket, "faults")
         codec = Codec(ToFaults)
@@ -95,24 +100,24 @@ class FaultThread(threading.Thread):
             self.join()
 
     def _serve(self, codec: Codec, body: bytes) -> Done:
-        stage, message = self._parts.stage, None
+        stage, rank, message = self._parts.stage, self._parts.rank, None
         try:
             message = codec.decode(body)
             if isinstance(message, Inject):
-                return Done(message.id, stage, text=self._inject(find(message.kind), message.stage))
+                return Done(message.id, stage, text=self._inject(find(message.kind), message.stage), rank=rank)
             if isinstance(message, Lift):
                 self._lift()
-                return Done(message.id, stage)
+                return Done(message.id, stage, rank=rank)
         except (FaultError, ProtocolError) as error:
-            return Done(getattr(message, "id", ""), stage, error=str(error))
-        return Done("", stage, error="not a message for the fault thread")
+            return Done(getattr(message, "id", ""), stage, error=str(error), rank=rank)
+        return Done("", stage, error="not a message for the fault thread", rank=rank)
 
     def _inject(self, kind: Kind, aim: int) -> str:
         if kind.gpu and self._parts.buffers is None:
-            raise FaultError(f"{kind.name} strikes a GPU, and stage {self._parts.stage} has none")
+            raise FaultError(f"{kind.name} strikes a GPU, and {self._parts.name} has none")
         if kind.how == "arm":
             self._on.append((kind, None, kind.act(self._parts)))
-            return f"{kind.name} at stage {self._parts.stage} is on"
+            return f"{kind.name} at {self._parts.name} is on"
         fault, point = at.Fault(kind, self._parts, aim), self._point(kind)
         if kind.prepare is not None:
             fault.tool = kind.prepare(self._parts)
@@ -121,7 +126,7 @@ class FaultThread(threading.Thread):
             self._deadly.append((fault, point))
         else:
             self._points.add(fault, point)
-        return f"{kind.name} strikes stage {self._parts.stage} at its next {point}"
+        return f"{kind.name} strikes {self._parts.name} at its next {point}"
 
     def _kill(self) -> None:
         """Let deadly faults strike, after the answer has had time to leave."""
@@ -134,7 +139,7 @@ class FaultThread(threading.Thread):
         if kind.point == "receive" and self._parts.receiver is None:
             return "step"
         if kind.point == "send" and self._parts.sender is None:
-            raise FaultError(f"{kind.name} strikes a send, and stage {self._parts.stage} sends to no other stage")
+            raise FaultError(f"{kind.name} strikes a send, and {self._parts.name} sends to no other stage")
         return kind.point
 
     def _lift(self) -> None:

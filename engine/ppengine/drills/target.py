@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 from ppengine.common.config import EngineConfig
 from ppengine.drills.registry import FaultError, Undo, edge_of
+from ppengine.protocol.place import Place
 
-Pids = Callable[[str, int | None], int | None]
-"""(role, stage) to pid; None: no such process is known."""
+Pids = Callable[[str, int | None, int], int | None]
+"""(role, stage, rank) to pid; None: no such process is known."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target of one fault. `stage` None: not a stage."""
+    """The target of one fault. `stage` None: not a stage; `rank`: its tensor rank."""
 
     config: EngineConfig
     stage: int | None
     find: Pids
+    rank: int = 0
 
     @property
     def pid(self) -> int:
@@ -29,16 +31,17 @@ class Target:
 
     @property
     def edge_pids(self) -> tuple[int, int]:
-        """Processes at both ends of the stage's edge."""
+        """Processes at both ends of the stage's edge, which connects equal ranks."""
         assert self.stage is not None  # `Kind.check` ensures it
         ends = edge_of(self.stage, self.config.stages)
         return self.role("stage", ends[0]), self.role("stage", ends[1])
 
     def role(self, role: str, stage: int | None = None) -> int:
         """Return the process of a role. Raises FaultError if there is none on this host."""
-        pid = self.find(role, stage)
+        pid = self.find(role, stage, self.rank)
         if pid is None:
-            raise FaultError(f"no process of {role if stage is None else f'stage {stage}'} runs on this host")
+            name = role if stage is None else self.config.groups.text(Place(stage, self.rank))
+            raise FaultError(f"no process of {name} runs on this host")
         return pid
 
 

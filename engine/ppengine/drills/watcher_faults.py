@@ -94,7 +94,7 @@ def rings_gone(target: Target) -> Undo:
     folder = Path(target.config.ring_dir)
     aside = folder / "aside"
     aside.mkdir(exist_ok=True)
-    moved = [path.rename(aside / path.name) for path in folder.glob(f"s{target.stage}.*.ring")]
+    moved = [path.rename(aside / path.name) for path in folder.glob(f"s{target.stage}.{target.rank}.*.ring")]
 
     def undo() -> None:
         for path in moved:

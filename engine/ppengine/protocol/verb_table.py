@@ -266,6 +266,7 @@ _FAULTS = (
         arguments=(
             Argument("kind"),
             Argument("stage", "stage", "--stage", "The stage that it strikes.", metavar="K"),
+            Argument("rank", "integer", "--rank", "The tensor rank of the stage.", default=0, metavar="R"),
         ),
     ),
     Row(

@@ -25,6 +25,7 @@ from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.common.sizes import size_text
+from ppengine.protocol.place import Place
 from ppengine.protocol.steps import Drained, Retired, StageFailed, StageProgress
 from ppengine.stage.build import Boot, Loaded
 from ppengine.stage.checks import StageChecks
@@ -70,7 +71,8 @@ class StageWorker:
             return None
         from ppengine.drills.stage_faults import StageFaults
 
-        return StageFaults(self._config, self._stage, context, self._control, self._ring)
+        place = Place(self._stage, self._rank)
+        return StageFaults(self._config, place, context, self._control, self._ring)
 
     def run(self) -> int:
         """Boot, serve and leave. Returns the exit code."""
