@@ -2,10 +2,13 @@
 
 import pytest
 from monitor_helpers import record
+from ppengine.agent.rank_waits import RankWaits
 from ppengine.agent.ring_state import op_text, stream_info, waiting_on
 from ppengine.agent.step_history import History
+from ppengine.common.groups import Groups
 from ppengine.common.ring import Kind
 from ppengine.diagnosis.budgets import expected_ms
+from ppengine.protocol.place import Place
 
 MS = 1_000_000
 
@@ -62,6 +65,20 @@ def test_a_wait_for_tokens_is_no_work_though_it_is_of_the_step_that_samples_them
     assert track.work_ms() == [(1, pytest.approx(3.0))]
 
 
+def test_waits_for_other_ranks_are_no_work_of_the_part_that_they_are_in():
+    """A rank that waits for a late one is neither slower nor longer at work than it was."""
+    track = fed(
+        record(1, Kind.STEP, 10, 50, step=9, size=1),
+        record(2, Kind.ALL_REDUCE, 11, 12, step=9, peer=1),
+        record(3, Kind.FORWARD, 13, 33, step=9, size=1),
+        record(4, Kind.ALL_REDUCE, 15, 30, step=9, peer=1),
+        record(5, Kind.SAMPLE, 34, 49, step=9),
+        record(6, Kind.ALL_GATHER, 36, 48, step=9, peer=1),
+    )
+    assert track.work_ms() == [(1, pytest.approx(5.0 + 3.0))]
+    assert track.step_ms(100 * MS) == (12.0, 12.0)
+
+
 def test_idle_is_the_share_of_waits_in_the_window():
     track = fed(*step_of(1, 0.001, 20), record(6, Kind.IDLE, 20))
     # 5 of 20 ms waited in the step, then 20 ms idle.
@@ -79,6 +96,27 @@ def test_the_timeline_is_in_ms_ago_and_leaves_whole_steps_out():
         [Kind.SEND, 7, 22.0, 2.0],
         [Kind.IDLE, 0, 20.0, 20.0],
     ]
+
+
+def test_a_wait_for_a_rank_names_it():
+    part = record(1, Kind.ALL_REDUCE, 1, peer=1, step=7)
+    waiting = waiting_on(part, 5 * MS, 2)
+    assert (waiting.stage, waiting.rank, waiting.what, waiting.since_ms) == (2, 1, "collective", 4.0)
+    shown = stream_info("main", "main", fed(part), 5 * MS, Place(2, 0), Groups(4, 2))
+    assert (shown.op, shown.waits_for) == ("all_reduce<1 m7", "stage 2 rank 1")
+    message = fed(record(1, Kind.RECEIVE, 1, peer=1, step=7))
+    assert stream_info("main", "main", message, 5 * MS, Place(2, 1), Groups(4, 2)).waits_for == "stage 1 rank 1"
+    assert stream_info("main", "main", message, 5 * MS, Place(2, 0), Groups(4)).waits_for == "stage 1"
+
+
+def test_the_share_of_waits_for_ranks_is_that_of_the_last_second():
+    waits = RankWaits()
+    assert waits.share(0, 0, None) is None
+    assert waits.share(500 * MS, 100 * MS, None) == 0.2
+    assert waits.share(1000 * MS, 600 * MS, None) == 0.6
+    assert waits.share(2000 * MS, 600 * MS, None) == 0.0
+    assert waits.share(2500 * MS, 600 * MS, record(1, Kind.ALL_GATHER, 2250, peer=1)) == pytest.approx(250 / 1500, 0.01)
+    assert waits.share(2500 * MS, 600 * MS, record(1, Kind.RECEIVE, 2250, peer=1)) is not None
 
 
 def test_whom_an_operation_waits_for():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from ppengine.agent.pace import Pace
-from ppengine.agent.ring_state import WAITS, Track
+from ppengine.agent.ring_state import RANK_WAITS, WAITS, Track
 from ppengine.common.ring import (
     BEGUN_NS,
     DETAIL,
@@ -36,6 +36,7 @@ _LAUNCHED = 8
 # Plain integers: thousands of rows a second are looked at, and a member of an enum is slow to look up.
 _FORWARD, _STEP, _ON_DEVICE = Kind.FORWARD.value, Kind.STEP.value, Kind.ON_DEVICE.value
 _WAITS = frozenset(kind.value for kind in WAITS)
+_RANK_WAITS = frozenset(kind.value for kind in RANK_WAITS)
 _MEMORY, _SAMPLED, _WORKED = range(3)
 """Places in the sums of a step: memory work, sampling, layers and head."""
 _PARTS: dict[int, int] = {
@@ -67,6 +68,8 @@ class History(Track):
         self._step = 0
         self._sums = [0, 0, 0]
         """Nanoseconds of the finished parts of step `_step`."""
+        self._joins: list[tuple[int, int]] = []
+        """Begin and end of the waits for other ranks since the newest finished part: they lie within the next one."""
         self.by_device = False
         """Whether a device does the work; known from its first step."""
         self._launches: deque[tuple[int, float]] = deque(maxlen=_LAUNCHED)
@@ -91,6 +94,8 @@ class History(Track):
                 over_ns = row[RETURNED_NS] or over_ns
                 waits.append((begun_ns, over_ns))
                 waited_ns += over_ns - begun_ns
+                if kind in _RANK_WAITS:
+                    self._joins.append((begun_ns, over_ns))
                 continue
             if kind == _ON_DEVICE:  # Its step is over, while others are launched.
                 self._end_on_device(row)
@@ -102,10 +107,11 @@ class History(Track):
                 self._end_step(row)
                 sums[:] = 0, 0, 0
             elif (part := _PARTS.get(kind)) is not None:
-                sums[part] += over_ns - begun_ns
+                took_ns = over_ns - begun_ns - self._joined_since(begun_ns)
+                sums[part] += took_ns
                 if kind == _FORWARD and not row[STEP] and not self.by_device:
                     # Boot runs the largest ones outside of a step, so that every stage has a history.
-                    self._expect(row[SIZE], (over_ns - begun_ns) / 1e6)
+                    self._expect(row[SIZE], took_ns / 1e6)
         self._waited_ns += waited_ns
         # A step is one row of several: twice as many hold enough of the others.
         self._recent.extend([row for row in ended[-2 * TIMELINE :] if row[KIND] != _STEP][-TIMELINE:])
@@ -115,6 +121,11 @@ class History(Track):
         if rows:
             self._first_ns = self._first_ns or rows[0][BEGUN_NS]
         return ended
+
+    def _joined_since(self, begun_ns: int) -> int:
+        """Return the nanoseconds of waits for other ranks since `begun_ns`, and forget them."""
+        joins, self._joins = self._joins, []
+        return sum(over_ns - from_ns for from_ns, over_ns in joins if from_ns >= begun_ns)
 
     def last_op(self) -> Record | None:
         """Return the newest operation inside a step that has ended."""
