@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ppengine.agent import card_processes
+from ppengine.agent.card_links import CardLinks
 from ppengine.protocol.gpu import GpuInfo, Xid
 
 log = logging.getLogger("ppengine.agent")
@@ -47,6 +48,7 @@ class _Gpu:
         self.readers = dict(_READERS)
         self.counters: dict[str, tuple[int, int]] = {}
         self.processes = card_processes.CardProcesses()
+        self.links = CardLinks(handle)
 
     def rate(self, name: str, count: int) -> float | None:
         """Return by how much a counter rises a second; None at first, and after a reset."""
@@ -171,6 +173,8 @@ class Poller:
             log.warning("no figures of GPUs: %s", error)
             return
         self._figures = {gpu.uuid: (GpuInfo(uuid=gpu.uuid), 0) for gpu in gpus}
+        for gpu in gpus:
+            gpu.links.meet({other.uuid: other.handle for other in gpus if other is not gpu})
         self._register(gpus)
         while not self._stop.is_set():
             due = time.monotonic() + self._period_s
@@ -197,10 +201,12 @@ class Poller:
                     del gpu.readers[name]
                 else:
                     problem = f"NVML: {error}"
+        self._calling = f"links of {gpu.uuid}", time.monotonic_ns()
+        links = gpu.links.read(nvml)
         self._calling = "", 0
         problem = "" if found else problem or "NVML has no figures of this card"
         found["processes"] = card_processes.listed(*(found.pop(name, None) for name in _OF_PROCESSES))
-        return GpuInfo(uuid=gpu.uuid, problem=problem, **found)
+        return GpuInfo(uuid=gpu.uuid, problem=problem, **found, **links)
 
     def _register(self, gpus: list[_Gpu]) -> None:
         """Register for XIDs of the cards that report them."""

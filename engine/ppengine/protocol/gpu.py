@@ -30,6 +30,21 @@ class GpuProcess(msgspec.Struct, kw_only=True, frozen=True):
         return f"{self.name or 'a process that is not visible here'} (pid {self.pid})"
 
 
+class GpuPeer(msgspec.Struct, kw_only=True, frozen=True):
+    """Another card of the same host, and the ways to it; None: not known."""
+
+    uuid: str
+    """`GPU-` and its number."""
+    nvlink: bool | None = None
+    """Whether NVLink connects the two, by switches or without."""
+    links: int | None = None
+    """Active NVLinks that go straight to it; none of those that end at a switch."""
+    reaches: bool | None = None
+    """Whether one card may read the memory of the other, by NVLink or PCIe."""
+    path: str | None = None
+    """Closest point that both have in common on PCIe: `one switch`, `switches`, `host bridge`, `NUMA node`, ..."""
+
+
 class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Every figure may be None: not known, or not reported by this card."""
 
@@ -65,6 +80,22 @@ class GpuInfo(msgspec.Struct, kw_only=True, frozen=True):
     nvlink_tx_bytes_s: float | None = None
     """Over all links, since the figures before."""
     nvlink_rx_bytes_s: float | None = None
+    bus_id: str | None = None
+    """Address on PCIe."""
+    pcie_generation: int | None = None
+    """Generation of the PCIe link now; an idle card may lower it."""
+    pcie_generation_most: int | None = None
+    """Generation that card and slot allow."""
+    pcie_width: int | None = None
+    """Lanes of the PCIe link now."""
+    pcie_width_most: int | None = None
+    """Lanes that card and slot allow."""
+    nvlinks: int | None = None
+    """NVLinks that the card has."""
+    nvlinks_active: int | None = None
+    """Those that are up."""
+    peers: list[GpuPeer] | None = None
+    """The other cards of the host."""
     xids: list[Xid] = []
     """Newest last, at most eight."""
 
