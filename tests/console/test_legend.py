@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import rank_snapshots
 import snapshots
 from cli_helpers import Cli
 from ppconsole.cli import render
 from ppconsole.cli.streams import device_lines, ledger_lines
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
+from ppconsole.model.topology import topology_of
 from ppconsole.view import (
     banner,
     board,
@@ -23,10 +25,12 @@ from ppconsole.view import (
     kvmap,
     legend,
     marks,
+    stage_detail,
     stage_table,
     step_table,
     stream_table,
     timeline,
+    topology_page,
     wording,
 )
 from ppconsole.view.cells import Column, Row, text_of, width_of
@@ -91,7 +95,8 @@ def main_rows(width: int = 400) -> list[Row]:
     arranged = visible_requests(state)
     size = frame(width, 60, 4, True, len(arranged))._replace(left=width, side=width, streams=True)
     beside = board.right(state, size, 60, snapshots.blocks(state.snapshot), board.Picked("r-0001"))
-    return board.left(state, size, arranged, board.Picked("r-0001")) + beside.rows
+    ranked = stage_table.rows(rank_snapshots.dead(), width)
+    return board.left(state, size, arranged, board.Picked("r-0001")) + beside.rows + ranked
 
 
 def stage_rows() -> list[Row]:
@@ -101,8 +106,9 @@ def stage_rows() -> list[Row]:
         uuid="GPU-b", problem="no", throttle=["thermal"], xids=[Xid(code=79, age_ms=9.0)],
         processes=[GpuProcess(pid=1, name="python")],
     )  # fmt: skip
-    stage = msgspec.structs.replace(picture.stages[0], gpu=gpu, cordon=CordonInfo(by="eve", since_s=1.0))
-    return drilldown.stage_rows(picture, stage, 160)
+    picture.stages[0] = msgspec.structs.replace(picture.stages[0], gpu=gpu, cordon=CordonInfo(by="eve", since_s=1.0))
+    ranked = rank_snapshots.dead()
+    return stage_detail.rows(picture, 0, None, 160) + stage_detail.rows(ranked, 1, None, 160)
 
 
 def request_rows() -> list[Row]:
@@ -131,6 +137,7 @@ RENDERED = {
     "request": request_rows,
     "diagnosis": lambda: diagnosis_rows(120) + diagnosis_rows(200),
     "streams": streams_rows,
+    "topology": lambda: topology_page.rows(topology_of(rank_snapshots.on_cards()), 160),
 }
 
 
@@ -154,7 +161,7 @@ def test_all_columns_are_rendered_by_these_tests() -> None:
 
 @pytest.mark.parametrize(("screen", "rows"), [("stage", stage_rows), ("request", request_rows)])
 def test_the_legend_has_each_label(screen: str, rows) -> None:
-    causes = {"self_stuck"}
+    causes = {"self_stuck", "dead"}
     assert len(labels(rows())) > 10 and labels(rows()) - causes <= terms(screen)
 
 
@@ -178,7 +185,8 @@ def test_the_legend_has_each_column_of_the_commands() -> None:
     for stage in picture.stages:
         stage.streams[0].on_device = True
     heads = {
-        "status": [*render.stage_lines(picture.stages)[:1], *render.request_lines(picture.requests)[:1]],
+        "status": [*render.stage_lines(rank_snapshots.dead().stages)[:1],
+                    *render.stage_lines(picture.stages)[:1], *render.request_lines(picture.requests)[:1]],
         "ls": render.engine_lines([(record, "serving")], 0.0)[:1],
         "streams-command": [line for line in (*device_lines(picture), *ledger_lines(snapshots.ledger()))
                             if line.isupper()],

@@ -58,7 +58,7 @@ def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:
     stage = next(stage for stage in picture.stages if stage.index == root.stage)
     stage.cordon = CordonInfo(by="eve", since_s=1.0)
     found = meaning.of_stage(picture, stage)
-    letter = marks.stage_mark(stage, marks.faulty_stages(picture)).text
+    letter = marks.stage_mark(stage, marks.faulty_places(picture)).text
     assert next(iter(found.rows.items())) == (letter, legend.STAGE_STATES.rows[letter])
     assert root.summary in found.rows["!"] and "eve" in found.rows[marks.CORDONED]
     receiving = snapshots.stage(1)

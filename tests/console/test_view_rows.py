@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import snapshots
+from ppconsole.model.ranks import place_of
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.request_fields import COLUMN_HELP, FIELDS, LETTERS, SHORT_HELP
 from ppconsole.model.rows import visible_requests
@@ -19,13 +20,16 @@ from ppconsole.view import (
     kvmap,
     request_table,
     sort_menu,
+    stage_detail,
     stage_requests,
+    stage_rows,
     stage_table,
     timeline,
     wording,
 )
 from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
+from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.snapshot import CordonInfo, Event, Latency, Quantiles, StreamInfo
 from rich.cells import cell_len
@@ -79,7 +83,7 @@ def test_no_operation_of_a_stage_is_cut(width):
 
 
 def test_stage_rows_at_80_columns():
-    assert texts(stage_table.rows(snapshots.stuck(), 80, selected=2)) == [
+    assert texts(stage_table.rows(snapshots.stuck(), 80, selected=RowKey(2))) == [
         "  STG S MEMORY    USED KV-USE/MAP/CAP  SWAP  I>O   MB STEP IDLE STREAM:OP    AGE",
         "    0 B ████▒│···  56% 812/1024/1377*    12  0>4 m412 22ms  21% p2p:send>1  6.2s",
         "    1 B ████▒│···  55% 812/1024/1414     12  1>4 m411 23ms  24% p2p:send>2  6.2s",
@@ -103,7 +107,7 @@ def test_stages_on_several_hosts_name_theirs_at_every_width(width):
 def test_a_cordon_is_told_without_colour_in_every_place():
     picture = snapshots.stuck()
     picture.stages[2].cordon = CordonInfo(by="eve", since_s=190.0, reason="fan")
-    rows = texts(stage_table.rows(picture, 80, selected=2))
+    rows = texts(stage_table.rows(picture, 80, selected=RowKey(2)))
     assert rows[2:4] == [
         "    1 B  ████▒│···  55% 812/1024/1414     12 1>4 m411 23ms  24% p2p:send>2  6.2s",
         "!   2 X# ████▒│···  55% 812/1024/1390     12 2>1 m410 6.2s   0% comp:fwd    6.2s",
@@ -112,7 +116,7 @@ def test_a_cordon_is_told_without_colour_in_every_place():
         " opt@n0  DEGRADED  CORDON 2  live 0.1s  RW  util .60 r7 step 18412 0 tok/s ops:0"
     )
     said = "stage 2 is cordoned by eve 3m10 (fan): no request begins"
-    assert said in " ".join(" ".join(texts(drilldown.stage_rows(picture, picture.stages[2], 80))).split())
+    assert said in " ".join(" ".join(texts(stage_detail.rows(picture, 2, None, 80))).split())
     calm = msgspec.structs.replace(snapshots.snapshot(), stages=picture.stages, verdicts=[], operations=[])
     assert text_of(banner.verdict_line(calm, LIVE, 80)).strip() == said
     for stage in picture.stages:
@@ -122,13 +126,13 @@ def test_a_cordon_is_told_without_colour_in_every_place():
 
 def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
     picture = snapshots.snapshot()
-    assert not any(line.startswith(" GPU") for line in texts(drilldown.stage_rows(picture, picture.stages[0], 80)))
+    assert not any(line.startswith(" GPU") for line in texts(stage_detail.rows(picture, 0, None, 80)))
     gpu = GpuInfo(
         uuid="GPU-b", age_ms=4200.0, problem="NVML has not answered power of GPU-b for 4 s", throttle=["thermal"],
         memory_used=60 * 2**30, memory_total=150 * 2**30, busy=0.37, sm_clock_mhz=1980, power_w=93.8,
         ecc_uncorrected=7, pcie_tx_bytes_s=5e9, xids=[Xid(code=79, age_ms=9000.0)],
     )  # fmt: skip
-    assert [line.rstrip() for line in texts(drilldown.gpu_rows(gpu, 80))] == [
+    assert [line.rstrip() for line in texts(stage_detail.gpu_rows(gpu, 80))] == [
         "  no answer     NVML has not answered power of GPU-b for 4 s",
         "  memory        60.0G of 150G           busy          37%",
         "  SM clock      1980 MHz                power         94 of ? W",
@@ -144,15 +148,15 @@ def test_the_card_of_a_stage_shows_what_is_known_and_nothing_else():
         GpuProcess(pid=99),
     ]
     gpu = msgspec.structs.replace(gpu, processes=others)
-    stage = msgspec.structs.replace(picture.stages[0], gpu=gpu)
-    rows = [row for row in drilldown.stage_rows(picture, stage, 80) if text_of(row).startswith("  on the card")]
+    stage = picture.stages[0] = msgspec.structs.replace(picture.stages[0], gpu=gpu)
+    rows = [row for row in stage_detail.rows(picture, 0, None, 80) if text_of(row).startswith("  on the card")]
     assert [text_of(row).strip() for row in rows] == [
         f"on the card   stage 0 (pid {stage.pid}): 12.0G, 35% of the SMs",
         "on the card   python3 train.py (pid 4242): 60.0G, 60% of the SMs",
         "on the card   a process that is not visible here (pid 99): ?",
     ]
     assert [row.segs[1][1] for row in rows] == ["", "warn", "warn"], "others stand out"
-    assert any(line.startswith(" GPU") for line in texts(drilldown.stage_rows(picture, stage, 80)))
+    assert any(line.startswith(" GPU") for line in texts(stage_detail.rows(picture, 0, None, 80)))
 
 
 def test_request_rows_at_80_columns():
@@ -232,7 +236,7 @@ def test_what_is_narrow_loses_columns_by_priority():
 def test_no_row_is_wider_than_the_terminal(picture, width):
     state = ConsoleState(snapshot=picture, events=tuple(snapshots.events()))
     size = frame(width, 40, len(picture.stages), True, len(picture.requests))
-    picked = board.Picked(picture.requests[0].id if picture.requests else None, 0, followed="r-1")
+    picked = board.Picked(picture.requests[0].id if picture.requests else None, RowKey(0), followed="r-1")
     lines = board.left(state, size, visible_requests(state), picked)
     assert max(width_of(text) for text in texts(lines)) <= size.left
     beside = board.right(state, size, 36, snapshots.blocks(picture), picked).rows
@@ -257,8 +261,8 @@ def test_more_than_eight_stages_fold_and_the_faulty_one_stays():
 def test_the_worst_tensor_rank_stands_for_its_stage():
     picture = snapshots.snapshot(2, 0)
     picture.stages.append(snapshots.stage(1, 2, tensor_rank=1, state="dead"))
-    shown, rest = stage_table.fold(picture, 8)
-    assert [(each.index, each.tensor_rank) for each in shown] == [(0, 0), (1, 1)] and not rest
+    shown, rest = stage_rows.fold(picture, 8)
+    assert [place_of(each.info) for each in shown] == [(0, 0), (1, 1)] and not rest
 
 
 def test_memory_bar_has_a_fixed_range():
@@ -313,7 +317,7 @@ def test_hostile_text_is_inert_in_every_row():
     lines = [
         *board.left(state, size, visible_requests(state), board.Picked()),
         banner.banner(picture, LIVE, 120), banner.verdict_line(picture, LIVE, 120),
-        *diagnosis.page(picture, diagnosis.Known(), 80).rows, *drilldown.stage_rows(picture, picture.stages[0], 80),
+        *diagnosis.page(picture, diagnosis.Known(), 80).rows, *stage_detail.rows(picture, 0, None, 80),
         *events.output("r-1", Output("r-1", snapshots.HOSTILE, prompt=snapshots.HOSTILE), "x", 80, 5),
     ]  # fmt: skip
     text = "".join(texts(lines))
@@ -325,7 +329,7 @@ def test_timeline_shows_micro_batches_and_idle():
     entries = [[3, 18412, 100.0, 50.0], [6, 18412, 50.0, 10.0]]
     assert "".join(glyph for glyph, _ in timeline.lane(entries, 200.0, 20)) == "          22222>····"
     picture = snapshots.snapshot(2, 0)
-    assert text_of(timeline.rows(picture, picture.stages, 40)[0]).startswith(" TIMELINE  last 200 ms")
+    assert text_of(timeline.rows(picture, stage_rows.fold(picture, 8)[0], 40)[0]).startswith(" TIMELINE  last 200 ms")
 
 
 def test_the_timeline_keeps_its_scale_whatever_the_stages_report():
@@ -335,9 +339,9 @@ def test_the_timeline_keeps_its_scale_whatever_the_stages_report():
         for oldest in (10.0, 190.0, 9000.0):
             picture = snapshots.snapshot(2, 0)
             picture.stages[0].timeline = [[3, 7, oldest, 5.0]]
-            heads.add(text_of(timeline.rows(picture, picture.stages, 84, span)[0]))
+            heads.add(text_of(timeline.rows(picture, stage_rows.fold(picture, 8)[0], 84, span)[0]))
         assert len(heads) == 1 and f"{cell} ms a cell  z Z zoom" in heads.pop()
-    narrow = text_of(timeline.rows(picture, picture.stages, 30, 500.0)[0])
+    narrow = text_of(timeline.rows(picture, stage_rows.fold(picture, 8)[0], 30, 500.0)[0])
     assert narrow == " TIMELINE  last 500 ms    now "
 
 

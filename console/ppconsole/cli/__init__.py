@@ -28,7 +28,8 @@ COMMANDS = {
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "history": "recordings", "stacks": "inspecting",
-    "streams": "streams", "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving",
+    "streams": "streams", "topology": "topology_command",
+    "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving",
     "help": "helping",
 }  # fmt: skip
 """Module of each command, in the order of `--help`."""

@@ -9,10 +9,11 @@ from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import ChecksInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import ChecksInfo, EngineInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
 
 from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
 from ppconsole.model.facts import cordon_text, verdict_text
+from ppconsole.model.ranks import any_other, place_of, short
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, who
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio, wall_text
@@ -91,16 +92,28 @@ def engine_line(snapshot: Snapshot) -> str:
     rate = snapshot.throughput.output_tok_s
     return (
         f"{clean(engine.name)} ({engine.id}) {engine.state.upper()}  model {clean(engine.model)}  "
-        f"{engine.pipeline_parallel_size} {'stage' if engine.pipeline_parallel_size == 1 else 'stages'}  "
+        f"{_sizes(engine)}  "
         f"util {engine.memory_utilization:.2f} r{engine.memory_revision}  step {engine.step}  "
         f"{count_text(rate)} tok/s  up {age_text(engine.uptime_s)}  consoles {engine.consoles}"
     )
 
 
+def _sizes(engine: EngineInfo) -> str:
+    """Return the number of stages, and of their ranks if it is more than one."""
+    stages = "1 stage" if engine.pipeline_parallel_size == 1 else f"{engine.pipeline_parallel_size} stages"
+    return stages if engine.tensor_parallel_size == 1 else f"{stages} of {engine.tensor_parallel_size} ranks"
+
+
 def stage_lines(stages: Sequence[StageInfo]) -> list[str]:
-    """Return one line a stage under a head. `*`: this stage sets the number of blocks."""
-    right = [STAGE[key] for key in ("kv", "swap", "io", "step", "idle", "age")]
-    head, rows = _STAGE_HEAD.split(), [_stage_row(stage) for stage in stages]
+    """Return one line a stage, or a rank of it, under a head. `*`: this stage sets the number of blocks."""
+    ranked = any_other(stages)
+    right = [STAGE[key] for key in ("kv", "swap", "io", "step", "idle", "ranks", "age")]
+    head, rows = _STAGE_HEAD.split(), [_stage_row(stage, ranked) for stage in stages]
+    if ranked:
+        at = head.index(STAGE["age"])
+        head.insert(at, STAGE["ranks"])
+        for row, stage in zip(rows, stages, strict=True):
+            row.insert(at, percent_text(stage.rank_wait))
     if figures.several_hosts(stages):
         head.insert(_AFTER_STATE, HOST)
         for row, stage in zip(rows, stages, strict=True):
@@ -108,12 +121,12 @@ def stage_lines(stages: Sequence[StageInfo]) -> list[str]:
     return table(" ".join(head), rows, right)
 
 
-def _stage_row(stage: StageInfo) -> list[str]:
+def _stage_row(stage: StageInfo, ranked: bool) -> list[str]:
     memory, blocks = stage.memory, stage.kv_blocks
     binding = "*" if blocks.binding else ""
     age = None if stage.progress_age_ms is None else stage.progress_age_ms / 1000
     return [
-        f"{stage.index}" if not stage.tensor_rank else f"{stage.index}.{stage.tensor_rank}",
+        short(place_of(stage), ranked),
         stage.state if stage.cordon is None else f"{stage.state},cordoned",
         memory_bar(ratio(memory.used, memory.total), ratio(memory.limit, memory.total)),
         f"{bytes_text(memory.used)}/{bytes_text(memory.limit)}",

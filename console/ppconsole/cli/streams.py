@@ -47,6 +47,7 @@ def streams_command(common: Common, stage: int | None) -> None:
 def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
     """Return the progress of each stream of a device, as the device wrote it; empty if there is none."""
     from ppconsole.cli.render import table
+    from ppconsole.model.ranks import of_snapshot
     from ppconsole.model.safe import clean
     from ppconsole.model.units import ms_text
     from ppconsole.view.wording import STREAM
@@ -55,7 +56,7 @@ def device_lines(snapshot: Snapshot, stage: int | None = None) -> list[str]:
         return "-" if number is None else f"m{number}"
 
     rows = [
-        [str(one.index), s.name, step(s.begun_step), step(s.done_step), str(s.pending),
+        [of_snapshot(snapshot, one), s.name, step(s.begun_step), step(s.done_step), str(s.pending),
          ms_text(s.age_ms) if s.pending else "-", s.waits_for or ""]
         for one in snapshot.stages
         for s in one.streams
@@ -71,13 +72,15 @@ def ledger_lines(detail: LedgerDetail) -> list[str]:
     if not detail.on:
         return ["the ledger is off; to switch it on: ppconsole check ledger on"]
     lines = [] if detail.stages else ["no stage has reported its ledger yet; try again in a second"]
+    ranked = any(ledger.rank for ledger in detail.stages)
     for ledger in detail.stages:
-        lines += [*([""] if lines else []), *_stage_lines(ledger)]
+        lines += [*([""] if lines else []), *_stage_lines(ledger, ranked)]
     return lines
 
 
-def _stage_lines(ledger: StageLedger) -> list[str]:
+def _stage_lines(ledger: StageLedger, ranked: bool) -> list[str]:
     from ppconsole.cli.render import table
+    from ppconsole.model.ranks import words
     from ppconsole.model.safe import clean
     from ppconsole.model.units import age_text, bytes_text, ms_text
     from ppconsole.view.wording import BUFFER, HANDOFF, STREAM
@@ -92,7 +95,8 @@ def _stage_lines(ledger: StageLedger) -> list[str]:
          "free" if b.freed else ""]
         for b in ledger.buffers
     ]  # fmt: skip
-    lines = [f"stage {ledger.stage}: {len(ledger.findings)} findings, reported {age_text(ledger.age_s)} ago"]
+    name = words(ledger.stage, ledger.rank if ranked else None)
+    lines = [f"{name}: {len(ledger.findings)} findings, reported {age_text(ledger.age_s)} ago"]
     head = (STREAM["name"], STREAM["owner"], "DEVICE FOR ALIVE", *(STREAM[key] for key in ("pending", "age", "op")))
     lines += table(" ".join(head), streams, (STREAM["pending"], STREAM["age"]))
     lines += table(" ".join(HANDOFF.values()), handoffs, (HANDOFF["count"],))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
 
+from ppconsole.model.ranks import of_snapshot, words
 from ppconsole.model.safe import clean
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.units import age_text
@@ -79,15 +80,15 @@ def unseen_stages(snapshot: Snapshot) -> str:
     ]
     if not unseen:
         return ""
-    names = ", ".join(str(stage.index) for stage in unseen)
+    names = ", ".join(of_snapshot(snapshot, stage) for stage in unseen)
     oldest = max(stage.sample_age_ms or 0.0 for stage in unseen)
     return f"stage{'s' * (len(unseen) > 1)} {names} for {age_text(oldest / 1e3)}"
 
 
 def place(verdict: Verdict) -> str:
-    """Return where a fault is: `STAGE 2`, `CORE`, or `ENGINE` where no stage is known for it."""
+    """Return where a fault is: `STAGE 2`, `STAGE 2 RANK 1`, `CORE`, or `ENGINE` where no stage is known for it."""
     if verdict.stage is not None:
-        return f"STAGE {verdict.stage}"
+        return words(verdict.stage, verdict.rank).upper()
     return "CORE" if verdict.cause == "core" else "ENGINE"
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings
 
-WAITS = frozenset({"idle", "receive", "token_return", "room", "collective"})
+WAITS = frozenset({"idle", "receive", "token_return", "room", "collective", "all_reduce", "all_gather"})
 """Operations in which a stage does no work of its own."""
 
 
@@ -31,6 +31,7 @@ class StageSteps(NamedTuple):
     began: int | None
     finished: int | None
     error: str
+    rank: int = 0
 
 
 def stage_steps(detail: RingsDetail) -> list[StageSteps]:
@@ -41,6 +42,13 @@ def stage_steps(detail: RingsDetail) -> list[StageSteps]:
 def first_ranks(detail: RingsDetail) -> list[StageRings]:
     """Return the rings of every stage (of its first tensor rank)."""
     return [stage for stage in detail.stages if stage.rank == 0]
+
+
+def ranks_of(detail: RingsDetail, roots: Set[int], most: int) -> list[StageRings]:
+    """Return the rings of all ranks if these are `most` at most; else of the ranks of `roots`, and the first others."""
+    if len(detail.stages) <= most:
+        return detail.stages
+    return [stage for stage in detail.stages if stage.rank == 0 or stage.stage in roots]
 
 
 def of_stage(stage: StageRings, now_ns: int) -> StageSteps:
@@ -54,7 +62,7 @@ def of_stage(stage: StageRings, now_ns: int) -> StageSteps:
         elif inside and (not (around := inside[-1][0]).done_ns or record.begun_ns < around.done_ns):
             inside[-1][1].append(record)
     cells = {step.step: _cell(step, parts, now_ns) for step, parts in inside}
-    return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error)
+    return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error, stage.rank)
 
 
 def _main(stage: StageRings) -> list[OpRecord]:

@@ -15,6 +15,8 @@ MAIN: list[BindingType] = [
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
     Binding("tab,shift+tab", "swap_focus", "stages or requests", show=False),
     Binding("enter", "drill", "show in detail", show=False),
+    Binding("u", "ranks", "ranks of a stage", show=False),
+    Binding("L", "look('topology')", "topology", show=False),
     Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
     Binding("e", "look('events')", "events", show=False), Binding("d", "look('diagnosis')", "diagnosis", show=False),
     Binding("v", "look('streams')", "streams", show=False), Binding("w", "look('engines')", "engines", show=False),

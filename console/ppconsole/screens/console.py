@@ -26,6 +26,8 @@ class Selected(NamedTuple):
     stage: int | None = None
     marked: tuple[str, ...] = ()
     """Marked requests, which go before the selected one."""
+    rank: int | None = None
+    """The selected rank of the stage; verbs act on the whole stage."""
 
     @property
     def requests(self) -> tuple[str, ...]:

@@ -10,11 +10,22 @@ from ppengine.protocol.inspection import LogsDetail, StacksDetail
 from ppengine.protocol.snapshot import Event
 from textual.binding import Binding, BindingType
 
+from ppconsole.model.ranks import words
 from ppconsole.screens.console import NOTHING_SELECTED, Console, Selected
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import SCALE_KEYS, verb_keys
 from ppconsole.screens.reader import SEARCHED_WIDTH, Reader
-from ppconsole.view import changes, drilldown, events, help_page, meaning, option_table, search, trend_rows
+from ppconsole.view import (
+    changes,
+    drilldown,
+    events,
+    help_page,
+    meaning,
+    option_table,
+    search,
+    stage_detail,
+    trend_rows,
+)
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
 from ppconsole.view.legend import Section
@@ -41,28 +52,33 @@ class _OfStage(Reader):
 
 
 class StageScreen(_OfStage):
-    """One stage in full, from the snapshot."""
+    """One stage in full, or one rank of it beside the others, from the snapshot."""
 
     topic: ClassVar[str] = "stage"
     BINDINGS: ClassVar[list[BindingType]] = SCALE_KEYS
     first_keys: ClassVar[tuple[Key, ...]] = (SCALE_KEY,)
 
+    def __init__(self, console: Console, stage: int, rank: int | None = None) -> None:
+        super().__init__(console, stage)
+        self._number, self._rank = stage, rank
+
+    def selected(self) -> Selected:
+        """Return the stage, and the rank."""
+        return Selected(stage=self.stage, rank=self._rank)
+
     def heading(self) -> str:
-        """Return the stage's number."""
-        return f"STAGE {self.stage}"
+        """Return the stage's number, and the rank's."""
+        return words(self._number, self._rank).upper()
 
     def cli(self) -> str:
         """Return the verb that prints the same."""
         return "status --json"
 
     def body(self, width: int) -> list[Row]:
-        """Return state, memory parts, streams and timeline of every rank of the stage."""
-        snapshot = self.console.model.shown.snapshot
-        span = self.console.model.state.span_ms
-        found = [each for each in snapshot.stages if each.index == self.stage] if snapshot else []
-        if snapshot is None or not found:
-            return [row((f"  stage {self.stage} is not in the engine any more", "warn"))]
-        return [line for each in found for line in drilldown.stage_rows(snapshot, each, width, span)]
+        """Return state, memory parts, streams and timeline of every rank, or of the selected one."""
+        snapshot, span = self.console.model.shown.snapshot, self.console.model.state.span_ms
+        found = stage_detail.rows(snapshot, self._number, self._rank, width, span) if snapshot else []
+        return found or [row((f"  {self.heading().lower()} is not in the engine any more", "warn"))]
 
 
 class StacksScreen(_OfStage):
@@ -271,7 +287,8 @@ class HelpScreen(Reader):
         if self._topic:
             return self._numbered(help_page.of_sections(self._topic, width))
         chosen = self._selected
-        selected = meaning.of_selection(self.console.model.shown.snapshot, chosen.request, chosen.stage)
+        snapshot = self.console.model.shown.snapshot
+        selected = meaning.of_selection(snapshot, chosen.request, chosen.stage, chosen.rank)
         theme = "mono" if self.app.no_color else self.app.theme
         role = self.console.model.state.role
         return self._numbered(help_page.page(self._screen, self._keys, width, selected, theme, role))

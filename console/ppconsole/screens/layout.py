@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ppengine.protocol.snapshot import RequestInfo
 
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.trends import SPANS_S
 from ppconsole.screens.console import Console
-from ppconsole.view import request_table
+from ppconsole.view import request_table, stage_rows
 from ppconsole.view.frame import WIDE, Frame, frame
 from ppconsole.view.panels import PANELS, Choices, RightColumn, key_of, known
 from ppconsole.view.trend_rows import next_span
@@ -33,12 +33,16 @@ class Layout:
         return known(self._console.settings.panels)
 
     def fit(
-        self, size: tuple[int, int], state: ConsoleState, arranged: Sequence[RequestInfo], follows: bool, top: int
-    ) -> Frame:
-        """Return the sizes for a terminal. `top`: first visible position of the request table."""
+        self, size: tuple[int, int], state: ConsoleState, arranged: Sequence[RequestInfo], follows: bool, top: int,
+        opened: Set[int],
+    ) -> Frame:  # fmt: skip
+        """Return the sizes for a terminal.
+
+        `top`: first visible position of the request table; `opened`: stages with a row a rank.
+        """
         self._width = size[0]
         snapshot, choices, wanted = state.snapshot, self.choices, len(arranged)
-        count = len({stage.index for stage in snapshot.stages}) if snapshot else 0
+        count = stage_rows.count(snapshot, opened) if snapshot else 0
         beside = frame(*size, count, follows, wanted, choices)
         shown = arranged[top : top + beside.requests]
         cut = snapshot is not None and beside.side > 0 and request_table.is_cut(snapshot, shown, beside.left)

@@ -87,7 +87,8 @@ class MainScreen(LineScreen):
         followed = self._following.request
         top_row = self.selection.requests.top
         notes = self.show_notes()
-        size = self.panels.fit((width, height), state, arranged, followed is not None, top_row).lowered(notes)
+        wanted = self.panels.fit((width, height), state, arranged, followed is not None, top_row, self.selection.opened)
+        size = wanted.lowered(notes)
         self.selection.frame = size
         right = self.query_one("#right", Lines)
         right.display = size.side > 0
@@ -112,7 +113,7 @@ class MainScreen(LineScreen):
         selection = self.selection
         shown = keys.MARKED_KEYS if selection.marked_ids() else keys.REQUEST_KEYS
         if selection.on_stages:
-            shown = keys.stage_keys(selection.stage())
+            shown = keys.stage_keys(selection.stage(), ranked=selection.has_ranks())
         if self._model.playback is not None:
             shown = keys.PAST_KEYS
         title = self._model.title if len(self._model.title) <= width // 2 else ""
@@ -143,7 +144,8 @@ class MainScreen(LineScreen):
         """Return the request, or the stage, that has the focus, and the marked requests."""
         selection, marked = self.selection, self.selection.marked_ids()
         request = None if selection.on_stages or selection.marked.lost else selection.request()
-        return Selected(request, selection.focused_stage(), marked)
+        row = selection.focused_row()
+        return Selected(request, None if row is None else row.stage, marked, None if row is None else row.rank)
 
     def has_target(self) -> bool:
         """Return whether requests are marked, or one is selected that has not ended; report if there is none."""
@@ -181,6 +183,14 @@ class MainScreen(LineScreen):
         self.selection.on_stages = not self.selection.on_stages
         self.paint()
 
+    def action_ranks(self) -> None:
+        """Open the selected stage into its ranks, or fold them."""
+        if self.selection.has_ranks():
+            self.selection.toggle_ranks()
+        else:
+            self.console.report("ranks: each stage of this engine has one", bad=False)
+        self.paint()
+
     def action_panel(self, number: int) -> None:
         """Show or hide a panel; 0: all by need."""
         self.panels.toggle(number)
@@ -202,7 +212,8 @@ class MainScreen(LineScreen):
             return board.Spot()
         selection, model = self.selection, self._model
         at = event.get_content_offset_capture(self.query_one("#left"))
-        return board.spot(model.shown, selection.frame, model.arranged(), selection.requests.top, at.x, at.y)
+        arranged, top = model.arranged(), selection.requests.top
+        return board.spot(model.shown, selection.frame, arranged, top, at.x, at.y, selection.opened)
 
     def on_click(self, event: events.Click) -> None:
         """Select a row; sort by a column title, and reverse the order at the next click."""

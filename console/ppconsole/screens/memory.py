@@ -20,7 +20,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import bytes_text
 from ppconsole.screens.confirm import MAX_WIDTH
 from ppconsole.screens.console import Console
-from ppconsole.view import plan, stage_table
+from ppconsole.view import plan, stage_rows, stage_table
 from ppconsole.view.cells import Row, fit, row, wrap
 from ppconsole.view.keys import MEMORY_KEYS
 from ppconsole.view.lowering import BLANK, SPARE, TARGET, VITAL, Weighed, lowered, weighed
@@ -113,12 +113,12 @@ class MemoryDialog(ModalScreen[None]):
         engine = self._seen.engine
         title = f" memory of {engine.name}: util {engine.memory_utilization:g}, revision {engine.memory_revision}"
         rows = [Weighed(row((fit(title, width), ""), fill="head"), VITAL, _NOW)]
-        shown, rest = stage_table.fold(self._seen, 4)
+        shown, rest = stage_rows.fold(self._seen, 4)
         for stage in shown:
-            memory = stage.memory
+            memory = stage.info.memory
             text = f" {bytes_text(memory.used)} of {bytes_text(memory.limit)} limit, {bytes_text(memory.total)} in all"
-            bar = stage_table.bar(stage, max(8, min(24, width - 4 - len(text))))
-            line = row((f"{stage.index:>3} ", "strong"), *bar, (text, "dim"))
+            bar = stage_table.bar(stage.info, max(8, min(24, width - 4 - len(text))))
+            line = row((f"{stage.name:>3} ", "strong"), *bar, (text, "dim"))
             rows.append(Weighed(line, SPARE, _NOW))
         if rest:
             rows.append(Weighed(row((f"    and {len(rest)} more stages", "dim")), SPARE, _NOW))

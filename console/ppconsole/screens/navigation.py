@@ -57,6 +57,7 @@ class Navigator:
         from ppconsole.screens.incidents_screen import IncidentsScreen
         from ppconsole.screens.request_screen import RequestScreen
         from ppconsole.screens.streams_screen import StreamsScreen
+        from ppconsole.screens.topology_screen import TopologyScreen
 
         console = self._console
         screens: dict[str, Callable[[], Screen[None]]] = {
@@ -71,6 +72,7 @@ class Navigator:
             "show": lambda: RequestScreen(console, request),
             "incidents": lambda: IncidentsScreen(console),
             "finished": lambda: FinishedScreen(console),
+            "topology": lambda: TopologyScreen(console),
         }
         source = self._console.source
         if name == "incidents" and isinstance(source, LastHour) and source.copied:
@@ -141,8 +143,8 @@ class Navigator:
         if not self._main.selection.on_stages:
             if request := self._main.wanted_request():
                 self.open_reader("show", request=request)
-        elif (stage := self._main.selection.stage()) is not None:
-            self._app.push_screen(StageScreen(self._console, stage))
+        elif (row := self._main.selection.stage_row()) is not None:
+            self._app.push_screen(StageScreen(self._console, row.stage, row.rank))
 
     # --- verbs --------------------------------------------------------------------------------------------------
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import BlocksDetail
-from ppengine.protocol.snapshot import RequestInfo, StageInfo
+from ppengine.protocol.snapshot import RequestInfo
 
+from ppconsole.model.ranks import several
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.state import ConsoleState, Output
-from ppconsole.view import events, kvmap, request_table, stage_table, timeline
+from ppconsole.view import events, kvmap, request_table, stage_rows, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, clip, column_at, place, row
 from ppconsole.view.frame import Frame
+from ppconsole.view.stage_rows import NONE_OPENED, RowKey, StageRow
 
 
 class Picked(NamedTuple):
     """The selection of the operator."""
 
     request: str | None = None
-    stage: int | None = None
+    stage: RowKey | None = None
     stages_focused: bool = False
     followed: str | None = None
     top: int = 0
     """First visible position of the request table."""
     marked: tuple[str, ...] = ()
+    opened: Set[int] = NONE_OPENED
+    """Stages with a row a rank."""
 
 
 def output_status(output: Output | None) -> str:
@@ -48,7 +52,7 @@ def left(
         return [EMPTY, row(("  waiting for the engine; the console stays until it answers", "dim"))]
     stage = picked.stage if picked.stages_focused else None
     request = None if picked.stages_focused else picked.request
-    lines = stage_table.rows(snapshot, frame.left, frame.stages, stage) if frame.stages else []
+    lines = stage_table.rows(snapshot, frame.left, frame.stages, stage, picked.opened) if frame.stages else []
     lines.append(request_table.pool(snapshot, frame.left))
     if frame.requests:
         table = request_table.rows(
@@ -72,20 +76,23 @@ def _exactly(lines: list[Row], height: int) -> list[Row]:
 class Spot(NamedTuple):
     """The thing at a row and column of the left part: a stage, a request, or a column title that sorts."""
 
-    stage: int | None = None
+    stage: RowKey | None = None
     request: str | None = None
     sort: str | None = None
 
 
-def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top: int, x: int, y: int) -> Spot:
+def spot(
+    state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top: int, x: int, y: int,
+    opened: Set[int] = NONE_OPENED,
+) -> Spot:  # fmt: skip
     """Return the thing at cell `x` of row `y`. `top`: first visible position of the request table."""
     if state.snapshot is None:
         return Spot()
     title = 1  # below the pool line
     if frame.stages:
-        stages, rest = stage_table.fold(state.snapshot, frame.stages)
+        stages, rest = stage_rows.fold(state.snapshot, frame.stages, opened)
         if 1 <= y <= len(stages):
-            return Spot(stage=stages[y - 1].index)
+            return Spot(stage=stages[y - 1].key)
         title += 1 + len(stages) + bool(rest)  # header, rows, the folded rest
     if frame.requests and y == title:
         key = column_at(place(request_table.columns(frame.left, frame.why_least), frame.left), x)
@@ -95,9 +102,9 @@ def spot(state: ConsoleState, frame: Frame, arranged: Sequence[RequestInfo], top
     return Spot(request=arranged[at].id) if inside and at < len(arranged) else Spot()
 
 
-def shown_stages(state: ConsoleState, frame: Frame) -> list[StageInfo]:
-    """Return the stages that have a row."""
-    return stage_table.fold(state.snapshot, frame.stages)[0] if state.snapshot and frame.stages else []
+def shown_stages(state: ConsoleState, frame: Frame, opened: Set[int]) -> list[StageRow]:
+    """Return the rows of stages that are shown."""
+    return stage_rows.fold(state.snapshot, frame.stages, opened)[0] if state.snapshot and frame.stages else []
 
 
 class Beside(NamedTuple):
@@ -114,10 +121,10 @@ def right(
     snapshot, width = state.snapshot, frame.side
     if snapshot is None or not width:
         return Beside([], 0)
-    shown = stage_table.fold(snapshot, max(1, frame.lanes or frame.stages))[0]
+    shown = stage_rows.fold(snapshot, max(1, frame.lanes or frame.stages), picked.opened)[0]
     lines = [*timeline.rows(snapshot, shown, width, state.span_ms), timeline.legend(width)] if frame.lanes else []
-    stage = next((each for each in shown if each.index == picked.stage), shown[0] if shown else None)
-    tail = events.streams(stage, width) if stage is not None else []
+    stage = next((each for each in shown if each.key == picked.stage), shown[0] if shown else None)
+    tail = events.streams(stage.info, width, several(snapshot)) if stage is not None else []
     room = height - len(lines)
     reserved = len(tail) if frame.streams and room > 14 else 0
     if frame.kv_map:

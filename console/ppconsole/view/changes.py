@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Event, KvBlocks, Snapshot
 
+from ppconsole.model.ranks import of_snapshot
 from ppconsole.model.units import UNKNOWN, age_text, count_text, wall_text
 from ppconsole.view import events, figures
 from ppconsole.view.cells import EMPTY, Row, fit, row
@@ -80,7 +81,7 @@ def _stages(then: Snapshot, now: Snapshot, width: int) -> list[Row]:
     """Return the stages whose state differs."""
     before = {(stage.index, stage.tensor_rank): stage.state for stage in then.stages}
     return [
-        row((fit(f"  stage {stage.index:<6}{before[key]} > {stage.state}", width), "warn"))
+        row((fit(f"  stage {of_snapshot(now, stage):<6}{before[key]} > {stage.state}", width), "warn"))
         for stage in now.stages
         if (key := (stage.index, stage.tensor_rank)) in before and before[key] != stage.state
     ]

@@ -130,5 +130,5 @@ def _values(argument: Argument, snapshot: Snapshot | None) -> list[str]:
     if argument.name == "owner" and snapshot is not None:
         return sorted({shlex.quote(request.owner) for request in snapshot.requests if request.state != "finished"})
     if argument.kind == "stage" and snapshot is not None:
-        return [str(stage.index) for stage in snapshot.stages]
+        return [str(index) for index in sorted({stage.index for stage in snapshot.stages})]
     return list(argument.choices)

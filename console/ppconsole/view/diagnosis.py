@@ -8,6 +8,7 @@ from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
 from ppconsole.model.facts import headline
+from ppconsole.model.ranks import words
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text, wall_text
@@ -114,7 +115,7 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
     name = f"! {headline(verdict)}" if now is not None else headline(verdict, over=True)
     found.append(row((fit(f" {name}, for {age_text(verdict.since_s)} ", width), style)))
-    summary = verdict.summary.removeprefix(f"stage {verdict.stage}: ")
+    summary = verdict.summary.removeprefix(f"{_where(verdict)}: ")
     found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
     if verdict.cause.startswith("stream_"):
         found.append(row(("  v shows the streams, and every finding with both call sites", "dim")))
@@ -196,9 +197,23 @@ def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
         missing = "; ".join(fault.missing) or ("" if fault.over_wall is None else "the rings did not come in time")
         roots = set() if fault.verdict.stage is None else {fault.verdict.stage}
         return step_table.rows(fault.rings, fault.retired, roots, title, missing, width)
-    retired = [stage.retired_step for stage in snapshot.stages if stage.tensor_rank == 0]
+    retired = _retired(snapshot)
     title += f"  as of {_clock(known.rings.wall)}" if known.rings is not None else ""
     return step_table.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
+
+
+def _where(verdict: Verdict) -> str:
+    """Return the stage of a verdict in words, with its rank if it names one."""
+    return "" if verdict.stage is None else words(verdict.stage, verdict.rank)
+
+
+def _retired(snapshot: Snapshot) -> list[int | None]:
+    """Return the newest step that each stage has acknowledged: with all of its ranks."""
+    found: dict[int, list[int | None]] = {}
+    for stage in snapshot.stages:
+        found.setdefault(stage.index, []).append(stage.retired_step)
+    steps = ([step for step in ranks if step is not None] for _, ranks in sorted(found.items()))
+    return [min(ranks, default=None) for ranks in steps]
 
 
 def _clock(wall: float) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
-from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo
+from ppengine.protocol.snapshot import RequestInfo
 
-from ppconsole.model.facts import cordon_text
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
-from ppconsole.model.state import SPAN_MS
-from ppconsole.model.units import age_text, bytes_text, count_text, percent_text, wall_text
-from ppconsole.view import events, figures, stage_requests, stage_table, timeline, wording
+from ppconsole.model.units import age_text, wall_text
+from ppconsole.view import figures
 from ppconsole.view.cells import EMPTY, Row, Seg, fit, row, wrap
-from ppconsole.view.marks import STAGE_WORDS, faulty_stages, request_mark, stage_mark
+from ppconsole.view.marks import request_mark
 
 _PROMPT_ROWS = 8
 """Most rows of a prompt above its answer."""
@@ -186,104 +183,6 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             found.append([number, number])
     return " ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in found)
-
-
-def stage_rows(snapshot: Snapshot, stage: StageInfo, width: int, span: float = SPAN_MS) -> list[Row]:
-    """Return everything about one stage: state, memory parts, streams, timeline of `span` milliseconds."""
-    faulty = faulty_stages(snapshot)
-    mark = stage_mark(stage, faulty)
-    rows = [heading("STATE", width)]
-    rows.append(
-        row(("  state         ", "dim"), (f"{mark.text} {STAGE_WORDS.get(mark.text, stage.state)}", mark.style))
-    )
-    for verdict in snapshot.verdicts:
-        if verdict.stage == stage.index:
-            rows += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)
-    if text := cordon_text(stage):
-        rows += field("cordon", f"{text}: no request begins", "warn", width)
-    rows += field("operation", f"{wording.operation(stage)}", "", width)
-    waiting = stage.waiting_on
-    if waiting is not None:
-        peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
-        rows += field("waits for", f"{waiting.what} of {peer}, {figures.age(waiting.since_ms)}", "warn", width)
-    rows += grid(_stage_numbers(stage), width)
-    rows += [EMPTY, *stage_requests.rows(snapshot, stage, width)]
-    rows += [EMPTY, heading("MEMORY", width), *memory_rows(stage, width)]
-    if stage.gpu is not None:
-        rows += [EMPTY, heading("GPU", width), *gpu_rows(stage.gpu, width)]
-        rows += process_rows(snapshot, stage.gpu, width)
-    rows += [EMPTY, *events.streams(stage, width)]
-    rows += [EMPTY, *timeline.rows(snapshot, [stage], width, span), timeline.legend(width)]
-    return rows
-
-
-def _stage_numbers(stage: StageInfo) -> list[tuple[str, str]]:
-    """Return the short facts of a stage."""
-    layers = f"{stage.layers[0]} to {stage.layers[1] - 1}" if len(stage.layers) == 2 else "-"
-    idle = "-" if stage.idle_fraction is None else f"{100 * stage.idle_fraction:.0f}%"
-    return [
-        ("process", "-" if stage.pid is None else f"pid {stage.pid} on {stage.host}"),
-        ("device", f"{stage.device.kind} {stage.device.name}"),
-        ("layers", layers), ("micro-batches", " ".join(f"m{number}" for number in stage.micro_batches) or "-"),
-        ("sample age", figures.age(stage.sample_age_ms)), ("progress age", figures.age(stage.progress_age_ms)),
-        ("step p50 p99", f"{figures.millis(stage.step_ms.p50)} {figures.millis(stage.step_ms.p99)}"), ("idle", idle),
-        ("inbox", count_text(stage.inbox)), ("outbox", count_text(stage.outbox)),
-    ]  # fmt: skip
-
-
-def memory_rows(stage: StageInfo, width: int) -> list[Row]:
-    """Return the memory bar at full width and every part with its share of the total."""
-    memory, blocks = stage.memory, stage.kv_blocks
-    rows = [Row((("  ", ""), *stage_table.bar(stage, max(10, width - 4))))]
-    rows.append(row(("  ", ""), ("█", "bar.used"), (" in use  ", "dim"), ("▒", "bar.free"), (" mapped, free  ", "dim"),
-                    ("│", "bar.limit"), (" limit", "dim")))  # fmt: skip
-    parts = [
-        ("total", memory.total), ("limit", memory.limit), ("used", memory.used), ("weights", memory.weights),
-        ("kv mapped", memory.kv_mapped), ("kv reserved", memory.kv_reserved), ("kv resident", memory.kv_resident),
-        ("other", memory.other),
-    ]  # fmt: skip
-    rows += grid(((name, f"{bytes_text(value):>7} {figures.percent(value, memory.total):>5}") for name, value in parts),
-                 width)  # fmt: skip
-    names = ("used", "cached", "free", "mapped", "capacity")
-    kv = " ".join(f"{name} {count_text(getattr(blocks, name))}" for name in names)
-    rows += field("kv blocks", kv + ("  (sets the minimum of all stages)" if blocks.binding else ""), "", width)
-    swap = stage.swap_blocks
-    return [*rows, *field("host blocks", f"{count_text(swap.used)} of {count_text(swap.total)} used", "", width)]
-
-
-def gpu_rows(gpu: GpuInfo, width: int) -> list[Row]:
-    """Return NVML's figures of the whole card; missing ones are unknown."""
-    rows = field("no answer", gpu.problem, "bad", width) if gpu.problem else []
-    power = f"{count_text(gpu.power_w)} of {count_text(gpu.power_limit_w)} W"
-    pcie = f"out {bytes_text(gpu.pcie_tx_bytes_s)}/s in {bytes_text(gpu.pcie_rx_bytes_s)}/s"
-    nvlink = f"out {bytes_text(gpu.nvlink_tx_bytes_s)}/s in {bytes_text(gpu.nvlink_rx_bytes_s)}/s"
-    rows += grid(
-        [
-            ("memory", f"{bytes_text(gpu.memory_used)} of {bytes_text(gpu.memory_total)}"),
-            ("busy", percent_text(gpu.busy)), ("SM clock", f"{count_text(gpu.sm_clock_mhz)} MHz"), ("power", power),
-            ("temperature", f"{count_text(gpu.temperature_c)} °C"),
-            ("ECC errors", f"{count_text(gpu.ecc_corrected)} corrected, {count_text(gpu.ecc_uncorrected)} not"),
-            ("PCIe", pcie), ("NVLink", nvlink), ("figures' age", figures.age(gpu.age_ms)),
-        ],
-        width,
-    )  # fmt: skip
-    if gpu.throttle:
-        rows += field("held down by", ", ".join(gpu.throttle), "warn", width)
-    for xid in gpu.xids:
-        rows += field("XID", f"{xid.code}, {figures.age(xid.age_ms)} ago", "bad", width)
-    return rows
-
-
-def process_rows(snapshot: Snapshot, gpu: GpuInfo, width: int) -> list[Row]:
-    """Return the processes on a card, the engine's stages by their number."""
-    stages = {stage.pid: f"stage {stage.index} (pid {stage.pid})" for stage in snapshot.stages}
-    rows: list[Row] = []
-    for process in gpu.processes or ():
-        use = "" if process.sm is None else f", {percent_text(process.sm)} of the SMs"
-        own = stages.get(process.pid)
-        text = f"{own or clean(process.text)}: {bytes_text(process.bytes)}{use}"
-        rows += field("on the card", text, "" if own else "warn", width)
-    return rows
 
 
 def stacks_rows(detail: StacksDetail | None, problem: str, width: int) -> list[Row]:

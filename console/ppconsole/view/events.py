@@ -8,6 +8,7 @@ from ppengine.protocol.severity import level_of
 from ppengine.protocol.snapshot import Event, StageInfo
 
 from ppconsole.model.folding import folded
+from ppconsole.model.ranks import words
 from ppconsole.model.safe import clean
 from ppconsole.model.state import Output
 from ppconsole.model.units import count_text, wall_text
@@ -125,11 +126,12 @@ STREAM_COLUMNS = (
 )
 
 
-def streams(stage: StageInfo, width: int) -> list[Row]:
-    """Return the streams of a stage with operation, age, pending operations and wait."""
+def streams(stage: StageInfo, width: int, ranked: bool = False) -> list[Row]:
+    """Return the streams of a stage with operation, age, pending operations and wait. `ranked`: it has ranks."""
     names = {"name": [each.name for each in stage.streams], "owner": [each.owner for each in stage.streams]}
     placed = place(fitted(STREAM_COLUMNS, names), width - 1)
-    lines = [row((fit(f" STAGE {stage.index} STREAMS", width), ""), fill="head")]
+    name = words(stage.index, stage.tensor_rank if ranked else None).upper()
+    lines = [row((fit(f" {name} STREAMS", width), ""), fill="head")]
     titles = header(placed, fill="")
     lines.append(Row(((" ", ""), *((text, "dim") for text, _ in titles.segs))))
     for stream in stage.streams:

@@ -22,6 +22,7 @@ def _verbs(*targets: Target) -> tuple[Key, ...]:
 
 COPY_ANSWER: Key = ("Y", "copy answer", None)
 SCALE_KEY: Key = ("z Z", "zoom timeline", None)
+RANKS_KEY: Key = ("u", "ranks", None)
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", _OPERATOR), ("S", "sort", None), *_verbs("request", "memory"), ("?", "help", None),
     ("⏎", "show", None), ("/", "filter", None), ("spc", "mark", None), *_verbs("engine"), ("s", "stacks", None),
@@ -36,13 +37,16 @@ MARKED_KEYS: tuple[Key, ...] = (
 """Keys while requests are marked: the verbs act on all of them."""
 
 
-def stage_keys(stage: int | None) -> tuple[Key, ...]:
-    """Return the keys while the stages have the focus; those of verbs name the stage that they act on."""
+def stage_keys(stage: int | None, *, ranked: bool = False) -> tuple[Key, ...]:
+    """Return the keys while the stages have the focus; those of verbs name the stage that they act on.
+
+    `ranked`: stages have ranks, which a key shows.
+    """
     return (
-        ("⏎", "show", None), ("s", "stacks", None), ("l", "logs", None), ("d", "diagnosis", None),
-        *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None), ("v", "streams", None),
-        ("e", "events", None), *_verbs("engine"), (":", "command", None), ("F", "freeze", None),
-        ("q", "quit", None),
+        ("⏎", "show", None), *((RANKS_KEY,) if ranked else ()), ("s", "stacks", None), ("l", "logs", None),
+        ("d", "diagnosis", None), *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None),
+        ("v", "streams", None), ("e", "events", None), ("L", "topology", None), *_verbs("engine"),
+        (":", "command", None), ("F", "freeze", None), ("q", "quit", None),
     )  # fmt: skip
 
 
@@ -170,7 +174,8 @@ _PROMPT_KEY = "i"
 _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("MOVE", (
         ("↑ ↓ j k", "choose a row"), ("PgUp PgDn g G", "by page, to the ends"),
-        ("Tab", "stages or requests"), ("Enter", "show it in detail"), ("Esc", "back"),
+        ("Tab", "stages or requests"), ("u", "open, fold its ranks"),
+        ("Enter", "show it in detail"), ("Esc", "back"),
     )),
     ("VERBS  each shows its plan and waits for a confirm", (
         *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None), (":", "command line"),
@@ -182,6 +187,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
+        ("L", "topology"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T", "trends"), ("t", "time span of the trends"),
         ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import LedgerBuffer, StageLedger
 
+from ppconsole.model.ranks import words
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, bytes_text
 from ppconsole.view import figures
@@ -44,15 +45,17 @@ def rows(detail: LedgerDetail | None, problem: str, width: int) -> list[Row]:
         return [row((f"  {clean(problem) or 'asking…'}", "bad" if problem else "dim"))]
     if not detail.stages:
         return [row(("  no stage has reported its ledger yet", "dim"))]
-    return [line for stage in detail.stages for line in _stage(stage, width)]
+    ranked = any(stage.rank for stage in detail.stages)
+    return [line for stage in detail.stages for line in _stage(stage, ranked, width)]
 
 
-def _stage(stage: StageLedger, width: int) -> list[Row]:
+def _stage(stage: StageLedger, ranked: bool, width: int) -> list[Row]:
     """Return one stage: how much there is and how old it is, then three tables, each only if it has a row."""
     used = [buffer for buffer in stage.buffers if buffer.in_flight or not buffer.freed]
     used.sort(key=lambda buffer: not buffer.in_flight)
     count = len(stage.findings)
-    text = f" stage {stage.stage}  {len(stage.streams)} streams, {len(used)} of {len(stage.buffers)} buffers in use, "
+    name = words(stage.stage, stage.rank if ranked else None)
+    text = f" {name}  {len(stage.streams)} streams, {len(used)} of {len(stage.buffers)} buffers in use, "
     age = f"  {age_text(stage.age_s)} ago"
     found = f"{count} finding{'' if count == 1 else 's'}"
     head = row((text, "strong"), (found, "bad" if count else "strong"), (age, "warn" if stage.age_s > OLD_S else "dim"))

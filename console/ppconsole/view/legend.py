@@ -54,12 +54,16 @@ _MARKS = Section("MARKS", {
     "?": "unknown", "-": "nothing", "m412": "micro-batch (step) 412; above 999 the last three digits",
 }, {"!": "bad", "~": "warn", marks.CORDONED: "warn"})  # fmt: skip
 _STAGES = Section("STAGES", {
-    "STG": "stage; 1.2 is tensor rank 2 of stage 1", "STATE S": "state, or its letter if it is narrow; see below",
+    "STG": "stage; 1.2 is tensor rank 2 of stage 1, which u opens and folds",
+    "1×2": "both ranks of stage 1 in one row: state of the worst, memory of the fullest, blocks of the smallest",
+    "1.0+1": "the same, while rank 0 is faulty or has halted: its state, and 1 more rank",
+    "STATE S": "state, or its letter if it is narrow; see below",
     "MEMORY": "device memory from 0 to its total, see below", "USED": "memory in use, share of the total",
     "KV-USE/MAP/CAP": "KV blocks in use, mapped, and the most that this stage can hold",
     "SWAP": "swap blocks in use on the host", "I>O": "steps not begun > sends not done",
     "MB": "micro-batch in the stage", "STEP": "own work of a step, median of 10 s",
     "P99": "own work of a step, 99th percentile", "IDLE": "share of time spent waiting for others",
+    "RANKW": "share of the last second spent waiting for ranks of its stage; the rank with the least comes late",
     "STREAM:OP": "longest open operation and its stream; <1 from stage 1, >2 to stage 2",
     "LAYERS": "layers of the stage, first-last", "PID": "process id", "HOST": "host of the process",
     "DEVICE": "device of the stage", "AGE": "time since the last progress",
@@ -73,8 +77,10 @@ OPERATIONS = Section("OPERATION  column STREAM:OP", {
     "room": "waits until the next stage takes earlier messages", "token": "waits for sampled tokens of the last stage",
     "out": "swaps KV blocks out to the host", "in": "swaps KV blocks in from the host", "copy": "moves KV blocks",
     "map": "maps or unmaps memory", "coll": "waits for a neighbour to meet it",
+    "reduce": "all-reduce: waits for the partial sums of other ranks of its stage",
+    "gather": "all-gather: waits for the columns of other ranks of its stage",
     "gpu": "waits for its GPU, or the GPU works", "load": "loads weights",
-    "<1 >2": "from stage 1, to stage 2", "m412": "of micro-batch (step) 412",
+    "<1 >2": "from stage 1, to stage 2", "<1.0": "for rank 0 of stage 1", "m412": "of micro-batch (step) 412",
 })  # fmt: skip
 _MEMORY_BAR = Section("MEMORY BAR", {
     "█": "in use", "▒": "mapped for the KV cache, free", "·": "not in use", "│": "limit: total × utilization",
@@ -119,6 +125,7 @@ _TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
     "0-9": "computes a micro-batch: the last digit of its number", "<": "waits to receive", ">": "sends, or waits to",
     "e": "embeds tokens", "h": "computes the head", "s": "samples", "t": "waits for sampled tokens",
     "o": "swaps out", "n": "swaps in", "x": "copies blocks", "z": "maps memory", "c": "collective", "L": "loads",
+    "r": "waits for other ranks of its stage, in its layers",
     timeline.IDLE: "idle", "empty": "older than the oldest operation that is kept",
     timeline.KEYS: "keys: less time, more time; the scale changes by these alone",
 }, dict(timeline.KINDS.values()))  # fmt: skip
@@ -152,7 +159,9 @@ _STAGE_FIELDS = Section("STATE", {
     "layers": "first to last layer", "micro-batches": "steps in the stage", "sample age": "age of these figures",
     "progress age": "time since the last progress", "step p50 p99": "own work of a step: median, 99th percentile",
     "idle": "share of time spent waiting for others", "inbox": "steps received and not begun",
-    "outbox": "sends not done", "state": "see the letters below",
+    "outbox": "sends not done",
+    "RANK": "tensor rank of the stage: a process of its own",
+    "rank wait": "RANKW: share of time spent waiting for ranks of its stage", "state": "see the letters below",
 })  # fmt: skip
 _STAGE_REQUESTS = Section("REQUESTS BY BLOCKS", {
     "BLK": "KV blocks: a block spans all layers, so a request holds the same number on every stage",
@@ -256,11 +265,13 @@ _MEMORY_DIALOG = Section("MEMORY UTILIZATION", {
     "0 █▒·│": "stage and its memory bar",
 })  # fmt: skip
 _CLI_STATUS = Section("STAGES", {
-    "STG": "stage", "STATE": "state of the stage", "HOST": "host of the stage, where there are several",
+    "STG": "stage, or 1.0 for a tensor rank of it", "STATE": "state of the stage",
+    "HOST": "host of the stage, where there are several",
     "MEMORY": "[##|..] device memory: # in use, | limit",
     "USED/LIMIT": "bytes in use and limit", "KV-USE/MAP/CAP": "KV blocks in use, mapped, most that fit",
     "SWAP": "host blocks in use/all", "I>O": "steps not begun > sends not done", "MB": "micro-batches in the stage",
-    "STEP": "own work of a step, median", "IDLE": "share of time spent waiting", "AGE": "since the last progress",
+    "STEP": "own work of a step, median", "IDLE": "share of time spent waiting",
+    "RANKW": "share of time spent waiting for ranks of its stage", "AGE": "since the last progress",
     "STREAM:OP": "longest open operation and its stream", "POOL": "KV blocks, requests by state, preemptions",
     "LATENCY": "median, 90th and 99th percentile of time to first token, time between tokens, time in the queue",
     "OP o1": "operation under way, and its operator",
@@ -301,6 +312,30 @@ _CLI_STREAMS = Section("STREAMS AND LEDGER", {
     "STATE": "free, or nothing while it is used",
 })  # fmt: skip
 
+_TOPOLOGY = Section("PLACES", {
+    "PLACE": "stage, or stage.rank: one process", "pp tp": "pipeline stages, and tensor ranks of a stage",
+    "STATE": "state of the process", "NODE": "host of the process", "PID": "process id", "DEVICE": "its device",
+    "LAYERS": "layers of the stage, first-last", "PEERS": "other ranks of its stage: each computes a part of the step",
+    "FROM": "place that sends it hidden states", "TO": "place that receives its hidden states",
+    "TOKENS": "place whose sampled tokens it receives; on the first stage", "?": "not known", "-": "none",
+})  # fmt: skip
+_WAYS = Section("MESSAGES", {
+    "CARRIES": "content of the messages", "WAY": "how they go, see below", "BETWEEN": "places between which they go",
+    "all-reduce": "partial sums of the ranks of a stage", "hidden states": "from a stage to the next",
+    "tokens": "sampled tokens, from the last stage to the first",
+    "0.0>1.0": "from the first to the second", "0.0=0.1": "both ways", "0.0-3": "each rank of stage 0 with each other",
+    "shared memory": "memory of the host; ranks on CPUs", "TCP": "a TCP connection, on loopback or between hosts",
+    "device memory": "from card to card; TCP if the profile has peer_to_peer: false",
+    "?": "the snapshot does not show it",
+})  # fmt: skip
+_LINKS = Section("CARDS  as NVML reports their links", {
+    "PLACES": "places on the card", "CARD": "its name", "BUS-ID": "its address on PCIe",
+    "PCIE": "generation and lanes of its link; yellow: below what card and slot allow, as of an idle card",
+    "NVLINK": "NVLinks that are up, of all; yellow: some are down; -: it has none",
+    "NV18": "18 NVLinks to that card, or to the switches on the way",
+    "PIX PXB": "one PCIe switch on the way, several", "PHB NODE SYS": "a host bridge, a NUMA node, between NUMA nodes",
+})  # fmt: skip
+
 _INCIDENTS = Section("INCIDENTS", {
     "ID": "number, or engine/number if it is of an earlier engine", "ENGINE": "name of the engine",
     "BEGIN": "begin of the fault", "LASTED": "until it was over; ? if the engine ended in it",
@@ -311,7 +346,7 @@ _INCIDENTS = Section("INCIDENTS", {
 SCREENS: dict[str, tuple[Section, ...]] = {
     "main": (_STAGES, STAGE_STATES, OPERATIONS, _MARKS, _MEMORY_BAR, _POOL, _REQUESTS, REQUEST_STATES, _FILTER,
              _TIMELINE, _KV_MAP, _STREAMS, _TRENDS, _LINES, _BANNER),
-    "stage": (_STAGE_FIELDS, _STAGE_REQUESTS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE,
+    "stage": (_STAGE_FIELDS, _STAGES, _STAGE_REQUESTS, OPERATIONS, _MEMORY, _MEMORY_BAR, _GPU, _STREAMS, _TIMELINE,
               STAGE_STATES, _MARKS),
     "request": (_REQUEST_FIELDS, _REQUEST_TIMES, _REQUEST_BLOCKS, _MARKS),
     "diagnosis": (_DIAGNOSIS, _STEPS, STAGE_STATES, _MARKS),
@@ -324,6 +359,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "memory": (_MEMORY_DIALOG, _MEMORY_BAR, _CONFIRM),
     "confirm": (_CONFIRM, REQUEST_STATES),
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
+    "topology": (_TOPOLOGY, _WAYS, _LINKS),
     "trends": (_TRENDS,),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
+
+from ppconsole.model.ranks import place_of
 
 
 class Mark(NamedTuple):
@@ -74,17 +78,32 @@ def root_verdict(snapshot: Snapshot) -> Verdict | None:
     return max(found, key=lambda verdict: verdict.since_s, default=None)
 
 
-def faulty_stages(snapshot: Snapshot) -> set[int]:
-    """Return the stages that a root verdict names."""
-    return {
-        verdict.stage
+def _faults(snapshot: Snapshot) -> list[Verdict]:
+    """Return the verdicts that are the root of a fault at a stage."""
+    return [
+        verdict
         for verdict in snapshot.verdicts
         if verdict.root and verdict.stage is not None and verdict.cause not in SUFFERERS
-    }
+    ]
 
 
-def stage_mark(stage: StageInfo, faulty: set[int]) -> Mark:
-    """Return the mark of a stage. A faulty one shows X, unless its own state shows the fault."""
-    if stage.index in faulty and stage.state not in ("dead", "stopped"):
+def faulty_stages(snapshot: Snapshot) -> set[int]:
+    """Return the stages that a root verdict names."""
+    return {verdict.stage for verdict in _faults(snapshot) if verdict.stage is not None}
+
+
+def faulty_places(snapshot: Snapshot) -> set[Place]:
+    """Return the ranks that a root verdict names: all of the stage if it names none, or one that is not known."""
+    found: set[Place] = set()
+    for verdict in _faults(snapshot):
+        ranks = {stage.tensor_rank for stage in snapshot.stages if stage.index == verdict.stage}
+        meant = ranks if verdict.rank is None or verdict.rank not in ranks else {verdict.rank}
+        found |= {Place(verdict.stage or 0, rank) for rank in meant}
+    return found
+
+
+def stage_mark(stage: StageInfo, faulty: Set[Place]) -> Mark:
+    """Return the mark of a rank of a stage. A faulty one shows X, unless its own state shows the fault."""
+    if place_of(stage) in faulty and stage.state not in ("dead", "stopped"):
         return FAULT
     return STAGE.get(stage.state) or Mark(stage.state[:1].upper(), "info")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, Why
 
 from ppconsole.model.facts import cordon_text
-from ppconsole.model.units import count_text
+from ppconsole.model.ranks import words_of
+from ppconsole.model.units import count_text, percent_text
 from ppconsole.view import figures, stage_table, wording
 from ppconsole.view.legend import OPERATIONS, REQUEST_STATES, STAGE_STATES, Section
-from ppconsole.view.marks import CORDONED, faulty_stages, request_mark, stage_mark
+from ppconsole.view.marks import CORDONED, faulty_places, request_mark, stage_mark
 
 _GONE = {"-": "not in the table any more"}
 _REASONS = {
@@ -26,12 +27,18 @@ _REASONS = {
 """Meaning by the code of a reason."""
 
 
-def of_selection(snapshot: Snapshot | None, request: str | None, stage: int | None) -> list[Section]:
-    """Return the meaning of the selected request, or of each rank of the selected stage; empty without a selection."""
+def of_selection(
+    snapshot: Snapshot | None, request: str | None, stage: int | None, rank: int | None = None
+) -> list[Section]:
+    """Return the meaning of the selected request, or of the selected stage; empty without a selection.
+
+    `rank`: the selected rank of the stage; None: all of them.
+    """
     if snapshot is None:
         return []
     if stage is not None:
-        found = [of_stage(snapshot, each) for each in snapshot.stages if each.index == stage]
+        chosen = [each for each in snapshot.stages if each.index == stage and rank in (None, each.tensor_rank)]
+        found = [of_stage(snapshot, each) for each in chosen]
         return found or [Section(f"SELECTED  stage {stage}", _GONE)]
     if request is None:
         return []
@@ -59,18 +66,16 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
 
 def of_stage(snapshot: Snapshot, stage: StageInfo) -> Section:
     """Return the state of a stage, its verdict, wait and open operation, in words."""
-    faulty = faulty_stages(snapshot)
-    mark = stage_mark(stage, faulty)
+    mark = stage_mark(stage, faulty_places(snapshot))
     rows = {mark.text: STAGE_STATES.rows.get(mark.text, stage.state)}
     for verdict in snapshot.verdicts:
-        if verdict.stage == stage.index:
+        if verdict.stage == stage.index and verdict.rank in (None, stage.tensor_rank):
             rows["!" if verdict.root else verdict.cause] = f"{verdict.cause}: {verdict.summary}"
     if text := cordon_text(stage):
         rows[CORDONED] = f"{text}: no request begins"
     rows["STREAM:OP"] = f"{wording.operation(stage)}: {_operation(stage)}"
     if (waiting := stage.waiting_on) is not None:
-        peer = "the core" if waiting.stage is None else f"stage {waiting.stage}"
-        rows["waits for"] = f"{peer} ({waiting.what}), for {figures.millis(waiting.since_ms)}"
+        rows["waits for"] = f"{wording.peer(stage, waiting)} ({waiting.what}), for {figures.millis(waiting.since_ms)}"
     kv = stage.kv_blocks
     limit = "; no other stage can hold fewer" if kv.binding else ""
     counts = (f"{count_text(kv.used)} in use, {count_text(kv.mapped)} mapped", f"{count_text(kv.capacity)} at most")
@@ -78,9 +83,10 @@ def of_stage(snapshot: Snapshot, stage: StageInfo) -> Section:
     rows["AGE"] = f"last progress {figures.age(stage.progress_age_ms)} ago"
     if (stage.sample_age_ms or 0.0) > stage_table.OLD_SAMPLE_MS:
         rows["~"] = f"these figures are {figures.age(stage.sample_age_ms)} old"
-    name = f"{stage.index}.{stage.tensor_rank}" if stage.tensor_rank else f"{stage.index}"
+    if stage.rank_wait is not None:
+        rows["RANKW"] = f"{percent_text(stage.rank_wait)} of the last second spent waiting for other ranks"
     styles = {mark.text: mark.style, "!": "bad", CORDONED: "warn", "~": "warn"}
-    return Section(f"SELECTED  stage {name}", rows, styles)
+    return Section(f"SELECTED  {words_of(snapshot, stage)}", rows, styles)
 
 
 def _reason(why: Why) -> str:

@@ -1,17 +1,25 @@
-"""The pipeline as a picture: stages side by side, waits as arrows, the root with a double frame."""
+"""The pipeline as a picture: stages side by side, waits as arrows, the root with a double frame.
+
+A stage of several ranks is one box, with the state of its worst rank and a letter for each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import groupby
 
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
+from ppconsole.model.ranks import several
+from ppconsole.model.ranks import words as name_of
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import CORE, Arrow, arrows
 from ppconsole.view import figures
-from ppconsole.view.cells import Row, Seg, clip, fit, row, wrap
-from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_stages, root_verdict, stage_mark
+from ppconsole.view.cells import Row, Seg, clip, fit, row, width_of, wrap
+from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_places, faulty_stages, root_verdict, stage_mark
+from ppconsole.view.stage_rows import NONE_OPENED, StageRow, rows_of_ranks
+from ppconsole.view.stage_rows import rows as all_rows
 
 LEAST, MOST, GAP = 15, 26, 3
 """Widths of a box and of the space between two."""
@@ -20,7 +28,7 @@ _THIN, _DOUBLE = "┌─┐│└┘", "╔═╗║╚╝"
 
 def rows(snapshot: Snapshot, width: int) -> list[Row]:
     """Return the boxes of the stages, then in words the long waits that no arrow between neighbours can show."""
-    stages = [stage for stage in snapshot.stages if stage.tensor_rank == 0]
+    stages = all_rows(snapshot, NONE_OPENED, faulty_places(snapshot))
     if not stages:
         return [row(("  no stage is known yet", "dim"))]
     root = root_verdict(snapshot)
@@ -49,8 +57,8 @@ def between_neighbours(arrow: Arrow) -> bool:
 
 
 def _window(
-    stages: list[StageInfo], across: int, roots: set[int]
-) -> tuple[list[StageInfo], list[tuple[str, str]]]:  # fmt: skip
+    stages: list[StageRow], across: int, roots: set[int]
+) -> tuple[list[StageRow], list[tuple[str, str]]]:  # fmt: skip
     """Return the stages to draw, two lines of them at most around the root, and words for the others."""
     if len(stages) <= 2 * across:
         return stages, []
@@ -59,22 +67,23 @@ def _window(
     drawn = stages[first : first + across]
     rest = stages[:first] + stages[first + across :]
     words = []
-    for state, group in groupby(rest, key=lambda stage: stage.state):
-        numbers = [stage.index for stage in group]
+    for state, group in groupby(rest, key=lambda stage: stage.info.state):
+        numbers = [stage.key.stage for stage in group]
         name = f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}-{numbers[-1]}"
         words.append((state, name))
     return drawn, words
 
 
 def _line(
-    stages: Sequence[StageInfo], snapshot: Snapshot, roots: set[int], known: list[Arrow], box: int, count: int
+    stages: Sequence[StageRow], snapshot: Snapshot, roots: set[int], known: list[Arrow], box: int, count: int
 ) -> list[Row]:
     """Return one line of boxes with the arrows between them."""
-    lines: list[list[Seg]] = [[(" ", "")] for _ in range(5)]
+    lines: list[list[Seg]] = [[(" ", "")] for _ in range(6 if several(snapshot) else 5)]
     for stage in stages:
-        parts = _box(stage, snapshot, stage.index in roots, box)
-        end = stage.index == count - 1
-        glyph = _arrow(stage.index, stage.index + 1, known)
+        index = stage.key.stage
+        parts = _box(stage, snapshot, index in roots, box)
+        end = index == count - 1
+        glyph = _arrow(index, index + 1, known)
         for number, (line, part) in enumerate(zip(lines, parts, strict=True)):
             line += part
             if end:
@@ -91,12 +100,16 @@ def _arrow(left: int, right: int, known: list[Arrow]) -> str:
     return "◄─►" if ahead and back else "──►" if ahead else "◄──" if back else " · "
 
 
-def _box(stage: StageInfo, snapshot: Snapshot, is_root: bool, width: int) -> list[list[Seg]]:
-    """Return the five lines of a box. Without colour the root has a double frame and the word ROOT."""
+def _box(shown: StageRow, snapshot: Snapshot, is_root: bool, width: int) -> list[list[Seg]]:
+    """Return the five lines of a box, and one more with its ranks.
+
+    Without colour the root has a double frame and the word ROOT.
+    """
+    stage, faulty = shown.info, faulty_places(snapshot)
     frame = _DOUBLE if is_root else _THIN
-    mark = stage_mark(stage, faulty_stages(snapshot))
+    mark = stage_mark(stage, faulty)
     edge = "bad" if is_root else "dim"
-    title = f" {stage.index}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
+    title = f" {shown.name}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
     word = STAGE_WORDS.get(mark.text, stage.state)
@@ -112,8 +125,19 @@ def _box(stage: StageInfo, snapshot: Snapshot, is_root: bool, width: int) -> lis
     for letter, text, style in body:
         room = inner - len(letter) - 1
         lines.append([(f"{frame[3]} ", edge), (letter, style), (fit(text, room), style), (frame[3], edge)])
+    if several(snapshot):
+        lines.append([(f"{frame[3]} ", edge), *_ranks(snapshot, stage.index, faulty, inner - 1), (frame[3], edge)])
     lines.append([(frame[4] + frame[1] * inner + frame[5], edge)])
     return lines
+
+
+def _ranks(snapshot: Snapshot, stage: int, faulty: Set[Place], room: int) -> list[Seg]:
+    """Return the letter of each rank, behind its number if there is room: `0S 1D`."""
+    found = [(each.key.rank, stage_mark(each.info, faulty)) for each in rows_of_ranks(snapshot, stage)]
+    long: list[Seg] = [(f"{rank}{mark.text} ", mark.style) for rank, mark in found]
+    segs = long if sum(len(text) for text, _ in long) <= room else [(mark.text, mark.style) for _, mark in found]
+    line = clip(Row(tuple(segs)), room).segs
+    return [*line, (" " * (room - sum(width_of(text) for text, _ in line)), "")]
 
 
 def _last(stage: StageInfo) -> str:
@@ -136,7 +160,8 @@ def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
     found = []
     for arrow in listed[:most]:
         via = "the link to " if arrow.link else ""
-        text = f"{_name(arrow.waiter)} waits for {via}{_name(arrow.on)}: {arrow.what}"
+        waiter, on = _name(arrow.waiter, arrow.waiter_rank), _name(arrow.on, arrow.on_rank)
+        text = f"{waiter} waits for {via}{on}: {arrow.what}"
         age = f"  {age_text(arrow.since_s):>4}   "
         found += [
             row(((age if not index else " " * 9), "dim"), (part, ""))
@@ -147,5 +172,5 @@ def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:
     return found
 
 
-def _name(number: int) -> str:
-    return "core" if number == CORE else f"stage {number}"
+def _name(number: int, rank: int | None) -> str:
+    return "core" if number == CORE else name_of(number, rank)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import RequestInfo
 
-from ppconsole.view import board
+from ppconsole.model.ranks import several
+from ppconsole.view import board, stage_rows
 from ppconsole.view.cursor import Cursor
 from ppconsole.view.display import DisplayModel
 from ppconsole.view.frame import Frame, frame
 from ppconsole.view.marked import Marked
+from ppconsole.view.stage_rows import RowKey
 
 SURPRISE_S = 2.0
 """Seconds after the end of the selected request in which a key may have been meant for it."""
@@ -21,7 +23,9 @@ class Selection:
 
     def __init__(self, model: DisplayModel) -> None:
         self.requests: Cursor[str] = Cursor()
-        self.stages: Cursor[int] = Cursor()
+        self.stages: Cursor[RowKey] = Cursor()
+        self.opened: frozenset[int] = stage_rows.NONE_OPENED
+        """Stages with a row a rank."""
         self.marked = Marked()
         self.on_stages = False
         self.frame: Frame = frame(80, 24, 1, False)
@@ -36,6 +40,7 @@ class Selection:
         """Go back to the first rows, without marks."""
         self.requests.forget()
         self.stages.forget()
+        self.opened = stage_rows.NONE_OPENED
         self.marked.clear()
 
     def request(self) -> str | None:
@@ -69,19 +74,50 @@ class Selection:
         self.marked.toggle(live)
         return bool(live)
 
+    def stage_row(self) -> RowKey | None:
+        """Return the selected row of a stage, or of a rank of it; None if there is none."""
+        return self.stages.sync(self._stage_keys())
+
+    def focused_row(self) -> RowKey | None:
+        """Return the selected row of a stage while the stages have the focus."""
+        return self.stage_row() if self.on_stages else None
+
     def stage(self) -> int | None:
         """Return the selected stage; None if it has no row."""
-        return self.stages.sync(self._stage_ids())
+        row = self.stage_row()
+        return None if row is None else row.stage
 
     def focused_stage(self) -> int | None:
         """Return the selected stage while the stages have the focus."""
         return self.stage() if self.on_stages else None
 
+    def has_ranks(self) -> bool:
+        """Return whether a stage has several ranks, which have rows of their own when it is opened."""
+        snapshot = self._model.shown.snapshot
+        return snapshot is not None and several(snapshot)
+
+    def toggle_ranks(self) -> None:
+        """Open the selected stage into its ranks, or fold them; without the focus on stages, open or fold all.
+
+        The rank whose state the folded row had is selected.
+        """
+        row, snapshot = self.focused_row(), self._model.shown.snapshot
+        every = frozenset() if snapshot is None else frozenset(stage.index for stage in snapshot.stages)
+        if row is None:
+            self.opened = stage_rows.NONE_OPENED if self.opened else every
+        elif row.stage in self.opened:
+            self.opened -= {row.stage}
+            self.stages.choose(RowKey(row.stage))
+        else:
+            worst = [each.info for each in self._stage_rows() if each.key == row]
+            self.opened |= {row.stage}
+            self.stages.choose(RowKey(row.stage, worst[0].tensor_rank if worst else 0))
+
     def move(self, by: int) -> None:
         """Move in the table that has the focus."""
         self.marked.lost = self._at_top = False
         if self.on_stages:
-            self.stages.move(self._stage_ids(), by)
+            self.stages.move(self._stage_keys(), by)
         else:
             self._move_request(by)
 
@@ -112,10 +148,14 @@ class Selection:
             self.requests.top = 0
         else:
             self.requests.window(len(arranged), self.frame.requests)
-        return board.Picked(request, self.stage(), self.on_stages, followed, self.requests.top, marked)
+        top = self.requests.top
+        return board.Picked(request, self.stage_row(), self.on_stages, followed, top, marked, self.opened)
 
-    def _stage_ids(self) -> list[int]:
-        return [stage.index for stage in board.shown_stages(self._model.shown, self.frame)]
+    def _stage_rows(self) -> list[stage_rows.StageRow]:
+        return board.shown_stages(self._model.shown, self.frame, self.opened)
+
+    def _stage_keys(self) -> list[RowKey]:
+        return [each.key for each in self._stage_rows()]
 
 
 def _ids(arranged: Sequence[RequestInfo]) -> tuple[list[str], int]:

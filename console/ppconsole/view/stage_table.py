@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
-from ppconsole.model.units import UNKNOWN, count_text
+from ppconsole.model.ranks import place_of, several
+from ppconsole.model.units import UNKNOWN, count_text, percent_text
 from ppconsole.view import figures, wording
 from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, runs, table_row
-from ppconsole.view.marks import CORDONED, STAGE, STAGE_WORDS, faulty_stages, stage_mark
+from ppconsole.view.marks import CORDONED, STAGE, STAGE_WORDS, faulty_places, stage_mark
+from ppconsole.view.stage_rows import NONE_OPENED, RowKey, StageRow, fold, name_width
 from ppconsole.view.wording import STAGE as TITLES
 
 MAX_ROWS = 8
@@ -29,6 +32,7 @@ COLUMNS = (
     Column("micro", TITLES["micro"], 4, 6, ">"),
     Column("step", TITLES["step"], 4, 4, ">"),
     Column("idle", TITLES["idle"], 4, 8, ">"),
+    Column("ranks", TITLES["ranks"], 5, 6, ">"),
     Column("op", TITLES["op"], 11, 5, grow=FLEX),
     Column("p99", "P99", 4, 11, ">"),
     Column("layers", "LAYERS", 7, 10),
@@ -78,51 +82,37 @@ def kv_figures(stage: StageInfo) -> Cell:
     return (text + ("*" if kv.binding else ""), "warn" if full and (kv.free or 0) == 0 else "")
 
 
-def severity(stage: StageInfo, faulty: set[int]) -> tuple[float, ...]:
-    """Return the order of trouble, larger is worse: fault, bad state, no progress, sets the minimum, busy."""
-    order = ("dead", "stopped", "resizing", "blocked", "loading", "starved")
-    rank = len(order) - order.index(stage.state) if stage.state in order else 0
-    stalled = int((stage.progress_age_ms or 0.0) / 1000)
-    busy = -1.0 if stage.idle_fraction is None else 1.0 - stage.idle_fraction
-    return (stage.index in faulty, rank, stalled, stage.kv_blocks.binding, round(busy, 1), -stage.index)
+def rows(
+    snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: RowKey | None = None,
+    opened: Set[int] = NONE_OPENED,
+) -> list[Row]:  # fmt: skip
+    """Return the header, the rows and, if there are more than `limit`, one row for the rest.
 
-
-def fold(snapshot: Snapshot, limit: int) -> tuple[list[StageInfo], list[StageInfo]]:
-    """Return the stages to show, at most `limit` in pipeline order, and the rest.
-
-    The worst tensor rank represents its stage; faulty stages always stay.
+    `opened`: stages with a row a rank.
     """
-    faulty = faulty_stages(snapshot)
-    worst: dict[int, StageInfo] = {}
-    for stage in snapshot.stages:
-        other = worst.get(stage.index)
-        if other is None or severity(stage, faulty) > severity(other, faulty):
-            worst[stage.index] = stage
-    stages = sorted(worst.values(), key=lambda stage: stage.index)
-    if len(stages) <= limit:
-        return stages, []
-    ranked = sorted(stages, key=lambda stage: severity(stage, faulty), reverse=True)
-    keep = {stage.index for stage in ranked[: limit - 1]}
-    return [stage for stage in stages if stage.index in keep], [stage for stage in stages if stage.index not in keep]
+    shown, rest = fold(snapshot, limit, opened)
+    lines = table(snapshot, shown, width, selected)
+    if rest:
+        faulty = faulty_places(snapshot)
+        states = Counter(stage_mark(each.info, faulty).text for each in rest)
+        known = "  ".join(f"{number} {letter}" for letter, number in sorted(states.items()))
+        lines.append(row((fit(f"   … {len(rest)} more: {known}", width), "dim")))
+    return lines
 
 
-def rows(snapshot: Snapshot, width: int, limit: int = MAX_ROWS, selected: int | None = None) -> list[Row]:
-    """Return the header, one row a stage and, when folded, one row for the rest. `selected`: a stage index."""
-    shown, rest = fold(snapshot, limit)
+def table(snapshot: Snapshot, shown: Sequence[StageRow], width: int, selected: RowKey | None = None) -> list[Row]:
+    """Return the header and the rows `shown`."""
     placed = place(_columns(snapshot, width), width)
-    faulty = faulty_stages(snapshot)
+    faulty = faulty_places(snapshot)
     lines = [header(placed)]
     in_words = width >= _WIDE_FROM
     widths = {each.column.key: each.width for each in placed}
-    for stage in shown:
-        old = (stage.sample_age_ms or 0.0) > OLD_SAMPLE_MS
-        cells = _cells(stage, faulty, widths, stage.index == selected, in_words)
-        line = table_row(placed, cells, fill="select" if stage.index == selected else "")
+    for each in shown:
+        old = (each.info.sample_age_ms or 0.0) > OLD_SAMPLE_MS
+        mine = each.key == selected
+        cells = _cells(each, faulty, widths, mine, in_words)
+        line = table_row(placed, cells, fill="select" if mine else "")
         lines.append(_as_old(line) if old else line)
-    if rest:
-        states = Counter(stage_mark(stage, faulty).text for stage in rest)
-        known = "  ".join(f"{number} {letter}" for letter, number in sorted(states.items()))
-        lines.append(row((fit(f"   … {len(rest)} more: {known}", width), "dim")))
     return lines
 
 
@@ -137,9 +127,12 @@ def _columns(snapshot: Snapshot, width: int) -> Sequence[Column]:
     if figures.several_hosts(snapshot.stages):
         host = columns[_HOST]._replace(priority=_HOST_PRIORITY, grow=_HOST_GROWS)
         columns = (*columns[:_AFTER_STATE], host, *(one for one in columns[_AFTER_STATE:] if one.key != host.key))
-    if all(stage.cordon is None for stage in snapshot.stages):
-        return columns
-    return [column._replace(width=column.width + 1) if column.key == "state" else column for column in columns]
+    wider = {"state": int(any(stage.cordon is not None for stage in snapshot.stages))}
+    if several(snapshot):
+        wider["stage"] = max(0, name_width(snapshot) - columns[1].width)
+    else:
+        columns = tuple(one for one in columns if one.key != "ranks")
+    return [column._replace(width=column.width + wider.get(column.key, 0)) for column in columns]
 
 
 def _as_old(line: Row) -> Row:
@@ -148,23 +141,23 @@ def _as_old(line: Row) -> Row:
 
 
 def _cells(
-    stage: StageInfo, faulty: set[int], widths: Mapping[str, int], selected: bool, in_words: bool
+    shown: StageRow, faulty: Set[Place], widths: Mapping[str, int], selected: bool, in_words: bool
 ) -> dict[str, Cell]:
     """Return the cells of one stage row. `widths`: by column; `in_words`: the state as a word, else its letter."""
+    stage = shown.info
     mark = stage_mark(stage, faulty)
     state = STAGE_WORDS.get(mark.text, stage.state) if in_words else mark.text
-    bad = stage.index in faulty
+    bad = place_of(stage) in faulty
     micro = figures.micro_batch(stage.micro_batches[0]) if stage.micro_batches else figures.NOTHING
     flow = f"{count_text(stage.inbox)}>{count_text(stage.outbox)}"
     idle = None if stage.idle_fraction is None else 100 * stage.idle_fraction
     slow = (stage.progress_age_ms or 0) > 2000 and stage.state not in ("idle", "loading")
     layers = f"{stage.layers[0]}-{stage.layers[1] - 1}" if len(stage.layers) == 2 else UNKNOWN
-    name = f"{stage.index}" if stage.tensor_rank == 0 else f"{stage.index}.{stage.tensor_rank}"
     style = "bad" if bad else ""
     over = stage.memory.used is not None and stage.memory.limit is not None and stage.memory.used > stage.memory.limit
     return {
         "mark": ("!", "bad") if bad else (">" if selected else " ", "accent"),
-        "stage": (name, style or "strong"),
+        "stage": (shown.name, style or "strong"),
         "state": ((state, mark.style), (CORDONED, "warn")) if stage.cordon else (state, mark.style),
         "memory": bar(stage, widths.get("memory", 0)),
         "used": (figures.percent(stage.memory.used, stage.memory.total), "bad" if over else ""),
@@ -175,6 +168,7 @@ def _cells(
         "step": (figures.millis(stage.step_ms.p50), ""),
         "p99": (figures.millis(stage.step_ms.p99), "dim"),
         "idle": (UNKNOWN if idle is None else f"{idle:.0f}%", "dim"),
+        "ranks": (percent_text(stage.rank_wait), "dim"),
         "op": (wording.operation(stage, brief=widths.get("op", 0) < 16), style or STAGE.get(stage.state, mark).style),
         "layers": (layers, "dim"),
         "pid": (UNKNOWN if stage.pid is None else str(stage.pid), "dim"),

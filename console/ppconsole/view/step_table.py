@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppengine.protocol.inspection import RingsDetail, StageRings
+from ppengine.protocol.place import Place
 
+from ppconsole.model.ranks import short
 from ppconsole.model.safe import clean
-from ppconsole.model.steps import StageSteps, StepCell, first_ranks, numbers, of_stage
+from ppconsole.model.steps import StageSteps, StepCell, numbers, of_stage, ranks_of
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row
 from ppconsole.view.drilldown import heading
@@ -25,14 +27,15 @@ def rows(
     found = [heading(title, width)]
     if rings is None:
         return [*found, row((f"  {clean(problem) or 'asking for the last steps…'}", "bad" if problem else "dim"))]
-    stages = first_ranks(rings)
+    stages = ranks_of(rings, roots, _most(width))
+    ranked = any(each.rank for each in rings.stages)
     fitting, note = _fitting(stages, roots, width)
     shown = [of_stage(stage, rings.mono_ns) for stage in fitting]  # of a large engine few have room
     listed = numbers(stages, rings.steps)
     if not listed:
         return [*found, row(("  no step was recorded", "dim"))]
     cell = _cell_width(len(shown), width)
-    found += [clip(line, width) for line in _reached(shown, retired, cell, roots)]
+    found += [clip(line, width) for line in _reached(shown, retired, cell, roots, ranked)]
     acked = {stage: number for stage, number in enumerate(retired) if number is not None}
     for number in listed:
         segs: list[Seg] = [(fit(f" m{number}", 10), "strong")]
@@ -40,7 +43,11 @@ def rows(
             text, style = _text(number, stage, acked.get(stage.stage), cell)
             segs += [(fit(text, cell - 1), style), (" ", "")]
         found.append(clip(Row(tuple(segs)), width))
-    notes = [each for each in (note, *(f"stage {each.stage}: {each.error}" for each in stages if each.error)) if each]
+    notes = [
+        each
+        for each in (note, *(f"stage {_name(each, ranked)}: {each.error}" for each in stages if each.error))
+        if each
+    ]
     found.append(clip(row((f" {LEGEND}", "dim")), width))
     return found + [clip(row((f" {clean(each)}", "warn")), width) for each in notes]
 
@@ -49,24 +56,36 @@ def _cell_width(count: int, width: int) -> int:
     return max(_NARROW, min(_WIDE, (width - 10) // max(1, count)))
 
 
+def _most(width: int) -> int:
+    """Return how many columns have room."""
+    return max(1, (width - 10) // _NARROW)
+
+
+def _name(stage: StageSteps | StageRings, ranked: bool) -> str:
+    return short(Place(stage.stage, stage.rank), ranked)
+
+
 def _fitting(stages: list[StageRings], roots: set[int], width: int) -> tuple[list[StageRings], str]:
     """Return the stages that have room, around the root, and how many have none."""
-    most = max(1, (width - 10) // _NARROW)
+    most = _most(width)
     if len(stages) <= most:
         return stages, ""
-    middle = min(roots, default=0)
+    middle = next((at for at, each in enumerate(stages) if each.stage in roots), 0)
     first = max(0, min(middle - most // 2, len(stages) - most))
     return stages[first : first + most], f"{len(stages) - most} more stages have no room at this width"
 
 
-def _reached(stages: list[StageSteps], retired: Sequence[int | None], cell: int, roots: set[int]) -> list[Row]:
+def _reached(
+    stages: list[StageSteps], retired: Sequence[int | None], cell: int, roots: set[int], ranked: bool
+) -> list[Row]:  # fmt: skip
     """Return the head: the stages, and how far each has come."""
     names: list[Seg] = [(fit(" STEP", 10), "dim")]
     for stage in stages:
         root = stage.stage in roots
-        long = f"! stage {stage.stage} ROOT" if root else f"stage {stage.stage}"
-        short = f"!{stage.stage}" if root else f"{stage.stage}"
-        names += [(fit(long if cell >= _MIDDLE else short, cell), "bad" if root else "head.word")]
+        name = _name(stage, ranked)
+        long = f"! stage {name} ROOT" if root else f"stage {name}"
+        brief = f"!{name}" if root else name
+        names += [(fit(long if cell >= _MIDDLE else brief, cell), "bad" if root else "head.word")]
     lines = [Row(tuple(names))]
     for name, values in (
         ("began", [stage.began for stage in stages]),

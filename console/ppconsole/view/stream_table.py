@@ -7,6 +7,7 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
 from ppengine.protocol.verbs import CheckName, SetCheck
 
+from ppconsole.model.ranks import of_snapshot, place_of, several
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, ledger
@@ -27,7 +28,7 @@ from ppconsole.view.cells import (
     wrap,
 )
 from ppconsole.view.drilldown import heading
-from ppconsole.view.marks import faulty_stages
+from ppconsole.view.marks import faulty_places
 from ppconsole.view.wording import STREAM
 
 CHECKS: tuple[tuple[CheckName, str], ...] = (
@@ -50,6 +51,8 @@ _COLUMNS = (
     Column("waits", STREAM["waits"], 9, 6, grow=16),
 )
 """STREAM and OWNER are as wide as their longest name, so that the operation is whole."""
+_RANKED = (_COLUMNS[0]._replace(width=6), *_COLUMNS[1:])
+"""The same with names of ranks, `12.1`."""
 
 
 def toggle(name: CheckName, checks: ChecksInfo) -> SetCheck:
@@ -74,12 +77,13 @@ def rows(
     found = [heading(f"LIVE CHECKS{more}", width), *_checks(snapshot.engine.checks, width, act)]
     streams = [stream for stage in snapshot.stages for stream in stage.streams]
     names = {"name": [each.name for each in streams], "owner": [each.owner for each in streams]}
-    placed = place(fitted(_COLUMNS, names), width - 1)
+    columns = _RANKED if several(snapshot) else _COLUMNS
+    placed = place(fitted(columns, names), width - 1)
     titles = header(placed, fill="head")
     found.append(Row(((" ", ""), *titles.segs), "head"))
-    faulty = faulty_stages(snapshot)
+    faulty = faulty_places(snapshot)
     for stage in snapshot.stages:
-        found += _stage(stage, placed, stage.index in faulty)
+        found += _stage(stage, of_snapshot(snapshot, stage), placed, place_of(stage) in faulty)
     found += [EMPTY, heading(f"{FINDINGS}  {count}", width)]
     found += _findings(findings, snapshot.engine.checks, problem, width)
     if snapshot.engine.checks.ledger:
@@ -105,12 +109,12 @@ def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:
     return lines
 
 
-def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]:
+def _stage(stage: StageInfo, name: str, placed: list[Placed], is_faulty: bool) -> list[Row]:
     """Return one row a stream. An operation older than two seconds is marked `!`, too."""
     lines = []
     for index, stream in enumerate(stage.streams):
         old = bool(stream.op) and (stream.age_ms or 0.0) > ledger.OLD_MS
-        label = f"{'!' if is_faulty else ' '}{stage.index:>2}" if not index else ""
+        label = f"{'!' if is_faulty else ' '}{name:>2}" if not index else ""
         cells: dict[str, Seg] = {
             "stage": (label, "bad" if is_faulty else "strong"),
             "name": (stream.name, "strong"),
@@ -122,7 +126,7 @@ def _stage(stage: StageInfo, placed: list[Placed], is_faulty: bool) -> list[Row]
         }
         lines.append(Row(((" ", ""), *table_row(placed, cells).segs)))
     if not stage.streams:
-        lines.append(row((f"  {stage.index:>2} ", "strong"), (f"reports no streams: {stage.state}", "dim")))
+        lines.append(row((f"  {name:>2} ", "strong"), (f"reports no streams: {stage.state}", "dim")))
     return lines
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
 
+from ppconsole.model.ranks import place_of
 from ppconsole.model.state import SPAN_MS
 from ppconsole.view.cells import Row, fit, row, runs, width_of
-from ppconsole.view.marks import faulty_stages
+from ppconsole.view.marks import faulty_places
+from ppconsole.view.stage_rows import StageRow, name_width
 
 IDLE = "·"
 _FORWARD, _EMBED, _HEAD, _SAMPLE, _ON_DEVICE = 3, 2, 4, 5, 17
@@ -16,6 +18,7 @@ KINDS: dict[int, tuple[str, str]] = {
     1: ("<", "gantt.wait"), 6: (">", "gantt.send"), 7: ("o", "gantt.swap"), 8: ("n", "gantt.swap"),
     9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
     14: ("L", "gantt.swap"), 16: (">", "gantt.wait"),
+    18: ("r", "gantt.wait"), 19: ("r", "gantt.wait"),
     _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
 }  # fmt: skip
 UNKNOWN = " "
@@ -25,8 +28,10 @@ KEYS = "z Z"
 # A device works beside its host: what that does is painted over it, where it does not merely wait.
 _RANK = {
     _FORWARD: 6, _EMBED: 5, _HEAD: 5, _SAMPLE: 5, 7: 4, 8: 4, 9: 4, 10: 4, 6: 3, 11: 3, 14: 3, 16: 3, _ON_DEVICE: 2,
-    1: 1, 13: 1,
+    1: 1, 13: 1, 18: 2, 19: 2,
 }  # fmt: skip
+_RANK_WAITS, _LONG = (18, 19), 7
+"""Waits for other ranks are inside the layers: one that fills a cell is painted over them, a shorter one below them."""
 
 
 def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tuple[str, str]]:
@@ -45,6 +50,8 @@ def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tu
         rank = _RANK.get(kind, 0)
         if rank == 0:
             continue
+        if kind in _RANK_WAITS and entry[3] >= span / width:
+            rank = _LONG
         glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind in (_FORWARD, _ON_DEVICE) else KINDS[kind]
         first = int((span - entry[2]) / span * width)
         last = max(first, int((span - entry[2] + entry[3]) / span * width - 1e-9))
@@ -54,17 +61,21 @@ def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tu
     return cells
 
 
-def rows(snapshot: Snapshot, stages: Sequence[StageInfo], width: int, span: float = SPAN_MS) -> list[Row]:
-    """Return a header with the scale and its keys, and one lane a stage. `span`: milliseconds that a lane covers."""
-    cells = max(1, width - 4)
+def rows(snapshot: Snapshot, stages: Sequence[StageRow], width: int, span: float = SPAN_MS) -> list[Row]:
+    """Return a header with the scale and its keys, and one lane a row of the stage table.
+
+    `span`: milliseconds that a lane covers.
+    """
+    label = max(3, name_width(snapshot))
+    cells = max(1, width - label - 1)
     head = f" TIMELINE  last {f'{span:g} ms' if span < 1000 else f'{span / 1000:g} s'}"
     more = f", {span / cells:.3g} ms a cell  {KEYS} zoom"
     room = width - 5
     lines = [Row(((fit(head + more if len(head + more) <= room else head, room), ""), (" now ", "dim")), "head")]
-    faulty = faulty_stages(snapshot)
+    faulty = faulty_places(snapshot)
     for stage in stages:
-        style = "bad" if stage.index in faulty else "dim"
-        lines.append(Row(((f"{stage.index:>3} ", style), *runs(lane(stage.timeline, span, cells)))))
+        style = "bad" if place_of(stage.info) in faulty else "dim"
+        lines.append(Row(((f"{stage.name:>{label}} ", style), *runs(lane(stage.info.timeline, span, cells)))))
     return lines
 
 

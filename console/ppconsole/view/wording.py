@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 
-from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, StreamInfo
+from ppengine.protocol.place import Place
+from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, StreamInfo, Waiting
 
+from ppconsole.model.ranks import short, words
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
 
 STAGE = {
     "stage": "STG", "state": "STATE", "memory": "MEMORY", "kv": "KV-USE/MAP/CAP", "swap": "SWAP", "io": "I>O",
-    "micro": "MB", "step": "STEP", "idle": "IDLE", "age": "AGE", "op": "STREAM:OP",
+    "micro": "MB", "step": "STEP", "idle": "IDLE", "ranks": "RANKW", "age": "AGE", "op": "STREAM:OP",
 }  # fmt: skip
 """Titles of the stage table by column."""
 REQUEST = {
@@ -41,9 +43,11 @@ BUFFER = {
 
 SHORT = {
     "receive": "recv", "forward": "fwd", "token_return": "token", "swap_out": "out", "swap_in": "in",
-    "collective": "coll", "device": "gpu",
+    "collective": "coll", "device": "gpu", "all_reduce": "reduce", "all_gather": "gather",
 }  # fmt: skip
 """Kinds of operations by the shorter word that STREAM:OP has for them."""
+RANK_WAITS = frozenset({"all_reduce", "all_gather", "collective"})
+"""Operations that wait for a rank of the same stage."""
 MAIN = "main"
 """Name of the stream of the step loop."""
 OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
@@ -68,14 +72,23 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     text = (stream.op if stream else stage.op) or figures.NOTHING
     found = OPERATION.fullmatch(text)
     if found is not None:
-        word, peer, rest = found[1], found[2] or "", found[3]
+        word, other, rest = found[1], found[2] or "", found[3]
         waiting = stage.waiting_on
-        if not peer and waiting is not None and waiting.stage is not None:
-            peer = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
-        text = f"{SHORT.get(word, word)}{peer}{'' if brief else rest}"
+        if waiting is not None and waiting.rank is not None and word in RANK_WAITS:
+            other = f"<{short(Place(stage.index, waiting.rank), ranked=True)}"
+        elif not other and waiting is not None and waiting.stage is not None:
+            other = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
+        text = f"{SHORT.get(word, word)}{other}{'' if brief else rest}"
     if stream is None or (found is not None and stream.name == found[1]) or (brief and stream.name == MAIN):
         return text
     return f"{stream.name}:{text}"
+
+
+def peer(stage: StageInfo, waiting: Waiting) -> str:
+    """Return the one that a stage waits for: `the core`, `stage 2`, or `rank 1` of its own stage."""
+    if waiting.rank is not None:
+        return f"rank {waiting.rank}" if waiting.stage in (None, stage.index) else words(waiting.stage, waiting.rank)
+    return "the core" if waiting.stage is None else f"stage {waiting.stage}"
 
 
 def why(request: RequestInfo, where: dict[int, int]) -> str:

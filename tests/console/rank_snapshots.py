@@ -1,0 +1,93 @@
+"""Snapshots of stages with several tensor ranks: healthy, one rank dead, one late."""
+
+from __future__ import annotations
+
+import snapshots
+from ppengine.protocol.gpu import GpuInfo, GpuPeer
+from ppengine.protocol.snapshot import DeviceInfo, Snapshot, StageInfo, StepMs, StreamInfo, Verdict, WaitInfo, Waiting
+
+
+def ranks(stages: int = 2, tensor: int = 2, requests: int = 8) -> Snapshot:
+    """A healthy engine on CPUs, with `tensor` ranks a stage."""
+    picture = snapshots.snapshot(stages, requests)
+    picture.engine.tensor_parallel_size = tensor
+    picture.stages = [_rank(index, rank, stages, tensor) for index in range(stages) for rank in range(tensor)]
+    return picture
+
+
+def _rank(index: int, rank: int, stages: int, tensor: int) -> StageInfo:
+    return snapshots.stage(
+        index, stages, tensor_rank=rank, pid=41200 + tensor * index + rank, host="n0", rank_wait=0.04 + rank / 100,
+        device=DeviceInfo(kind="cpu", name="cpu"), retired_step=18408,
+    )  # fmt: skip
+
+
+def of(picture: Snapshot, stage: int, rank: int) -> StageInfo:
+    """One process of a snapshot."""
+    return next(each for each in picture.stages if (each.index, each.tensor_rank) == (stage, rank))
+
+
+def dead(stages: int = 2, tensor: int = 2, at: tuple[int, int] = (1, 1)) -> Snapshot:
+    """One rank was killed; the others of its stage wait for it in a collective, the stages before are blocked."""
+    picture, (stage, rank) = ranks(stages, tensor), at
+    picture.engine.state = "degraded"
+    picture.engine.message = f"stage {stage} rank {rank} is lost"
+    for each in picture.stages:
+        each.progress_age_ms = 2300.0
+        if (each.index, each.tensor_rank) == at:
+            each.state, each.op, each.streams, each.micro_batches = "dead", None, [], []
+            each.memory = type(each.memory)()
+            each.kv_blocks = type(each.kv_blocks)()
+            each.rank_wait = each.idle_fraction = each.inbox = each.outbox = None
+            each.step_ms, each.waiting_on = StepMs(), None
+        elif each.index == stage:
+            each.state, each.rank_wait, each.op = "starved", 1.0, "all_reduce m18411"
+            each.waiting_on = Waiting(stage=stage, rank=rank, what="collective", since_ms=2200.0)
+            each.streams = [StreamInfo(name="main", owner="main", op="all_reduce m18411", age_ms=2200.0, pending=1)]
+        else:
+            each.state = "blocked"
+            each.waiting_on = Waiting(stage=stage, what="send", since_ms=2100.0)
+    name = f"stage {stage} rank {rank}"
+    picture.verdicts = [
+        Verdict(
+            stage=stage, rank=rank, cause="dead", since_s=2.3, summary=f"{name} was killed by SIGKILL",
+            evidence=["the supervisor saw it end with SIGKILL"], suggest=f"restart-stage {stage}",
+        )
+    ]  # fmt: skip
+    others = [other for other in range(tensor) if other != rank]
+    picture.waits = [
+        *(WaitInfo(waiter=f"stage {stage} rank {other}", on=name, what="its part of m18411", since_s=2.2)
+          for other in others),
+        *(WaitInfo(waiter=f"stage {stage - 1} rank {each}", on=f"stage {stage} rank {each}",
+                   what="m18412, which is not received", since_s=2.1) for each in range(tensor) if stage),
+    ]  # fmt: skip
+    return picture
+
+
+def late(stages: int = 2, tensor: int = 2, at: tuple[int, int] = (0, 1)) -> Snapshot:
+    """One rank comes late: the others of its stage wait for it."""
+    picture = ranks(stages, tensor)
+    for each in picture.stages:
+        if each.index == at[0]:
+            each.rank_wait = 0.02 if each.tensor_rank == at[1] else 0.46
+            each.idle_fraction = 0.05 if each.tensor_rank == at[1] else 0.5
+    return picture
+
+
+def on_cards(stages: int = 2, tensor: int = 2) -> Snapshot:
+    """A healthy engine with a card a place, joined by NVLink through switches."""
+    picture = ranks(stages, tensor)
+    uuids = [f"GPU-{number:08x}" for number in range(len(picture.stages))]
+    for each, uuid in zip(picture.stages, uuids, strict=True):
+        each.device = DeviceInfo(kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=uuid)
+        peers = [
+            GpuPeer(uuid=other, nvlink=True, links=0, reaches=True, path="other NUMA node")
+            for other in uuids
+            if other != uuid
+        ]
+        each.gpu = GpuInfo(
+            uuid=uuid, name="NVIDIA H100 80GB HBM3", age_ms=200.0, bus_id=f"0000:{each.pid or 0:02x}:00.0"[:12],
+            pcie_generation=5, pcie_generation_most=5, pcie_width=16, pcie_width_most=16, nvlinks=18,
+            nvlinks_active=18, peers=peers,
+        )  # fmt: skip
+    return picture
