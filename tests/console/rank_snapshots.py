@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import snapshots
 from ppengine.protocol.gpu import GpuInfo, GpuPeer
+from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.snapshot import DeviceInfo, Snapshot, StageInfo, StepMs, StreamInfo, Verdict, WaitInfo, Waiting
 
 
@@ -91,3 +93,13 @@ def on_cards(stages: int = 2, tensor: int = 2) -> Snapshot:
             nvlinks_active=18, peers=peers,
         )  # fmt: skip
     return picture
+
+
+def fault(picture: Snapshot, at: tuple[int, int] = (1, 1)) -> FaultDetail:
+    """The record of a fault at one rank, with the last steps of all ranks."""
+    found = snapshots.rings(2, at[0])
+    both = [
+        msgspec.structs.replace(each, rank=rank, pid=41200 + 2 * each.stage + rank) for each in found.stages for rank in (0, 1)
+    ]
+    rings = msgspec.structs.replace(found, stages=both)
+    return snapshots.fault(picture, at[0], rings=rings, retired=[18410, 18409], stacks=None)
