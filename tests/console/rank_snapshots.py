@@ -43,9 +43,11 @@ def dead(stages: int = 2, tensor: int = 2, at: tuple[int, int] = (1, 1)) -> Snap
             each.rank_wait = each.idle_fraction = each.inbox = each.outbox = None
             each.step_ms, each.waiting_on = StepMs(), None
         elif each.index == stage:
-            each.state, each.rank_wait, each.op = "starved", 1.0, "all_reduce m18411"
+            each.state, each.rank_wait, each.op = "starved", 1.0, f"all_reduce<{rank} m18411"
             each.waiting_on = Waiting(stage=stage, rank=rank, what="collective", since_ms=2200.0)
-            each.streams = [StreamInfo(name="main", owner="main", op="all_reduce m18411", age_ms=2200.0, pending=1)]
+            each.streams = [
+                StreamInfo(name="main", owner="main", op=f"all_reduce<{rank} m18411", age_ms=2200.0, pending=1)
+            ]
         else:
             each.state = "blocked"
             each.waiting_on = Waiting(stage=stage, what="send", since_ms=2100.0)
@@ -99,7 +101,9 @@ def fault(picture: Snapshot, at: tuple[int, int] = (1, 1)) -> FaultDetail:
     """The record of a fault at one rank, with the last steps of all ranks."""
     found = snapshots.rings(2, at[0])
     both = [
-        msgspec.structs.replace(each, rank=rank, pid=41200 + 2 * each.stage + rank) for each in found.stages for rank in (0, 1)
+        msgspec.structs.replace(each, rank=rank, pid=41200 + 2 * each.stage + rank)
+        for each in found.stages
+        for rank in (0, 1)
     ]
     rings = msgspec.structs.replace(found, stages=both)
-    return snapshots.fault(picture, at[0], rings=rings, retired=[18410, 18409], stacks=None)
+    return snapshots.fault(picture, at[0], rings=rings, retired=[18410, 18410, 18409, 18409], stacks=None)

@@ -17,6 +17,7 @@ from ppconsole.upkeep import EVERY_S, QUIET_S, Upkeep
 from ppconsole.view import events, step_table
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.strips import RowStrip
+from ppengine.protocol.place import Place
 from rich.segment import Segment
 from test_tui_console import Clock, console
 from textual.strip import Strip
@@ -84,7 +85,7 @@ def test_steps_are_read_of_stages_that_have_room(monkeypatch: pytest.MonkeyPatch
     step_table.rows(rings, [], set(), "LAST", "", 200)
     assert read == [0, 1, 2, 3]
     read.clear()
-    narrow = step_table.rows(rings, [], {3}, "LAST", "", 18)
+    narrow = step_table.rows(rings, [], {Place(3, 0)}, "LAST", "", 18)
     assert read == [3]
     assert any(text_of(line).startswith(f" m{newest}") for line in narrow), "another stage alone has it"
 

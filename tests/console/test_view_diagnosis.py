@@ -12,6 +12,7 @@ from ppconsole.view import diagnosis, pipeline, step_table
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StacksDetail, StageRings, StageStacks, ThreadRing
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Verdict, WaitInfo
 
 WIDTHS = (60, 80, 120, 200)
@@ -113,7 +114,7 @@ def test_steps_say_how_far_each_stage_got():
     assert read[1].cells[18411].op == "room>2"
     done = read[3].cells[18400]
     assert done.done and (round(done.total_ms), round(done.waited_ms)) == (20, 4)
-    lines = texts(step_table.rows(snapshots.rings(), [18410, 18410, 18409, 18408], {2}, "LAST", "", 100))
+    lines = texts(step_table.rows(snapshots.rings(), [18410, 18410, 18409, 18408], {Place(2, 0)}, "LAST", "", 100))
     row = next(line for line in lines if line.startswith(" m18410"))
     assert row.split() == ["m18410", "R", "16ms", "+4ms", "R", "16ms", "+4ms", "B", "6.2s", "forward", "·"]
     row = next(line for line in lines if line.startswith(" m18409"))
@@ -123,7 +124,7 @@ def test_steps_say_how_far_each_stage_got():
 
 def test_many_stages_have_the_root_among_the_columns():
     picture = snapshots.rings(40, 30)
-    text = "\n".join(texts(step_table.rows(picture, [None] * 40, {30}, "LAST", "", 80)))
+    text = "\n".join(texts(step_table.rows(picture, [None] * 40, {Place(30, 0)}, "LAST", "", 80)))
     assert "!30" in text and "32 more stages have no room" in text
     none = texts(step_table.rows(None, [], set(), "LAST", "this is a recording", 80))
     assert none[1] == "  this is a recording"

@@ -8,7 +8,7 @@ from ppengine.protocol.incidents import Incident
 
 from ppconsole.cli.render import event_line, table, verdict_sentence
 from ppconsole.link.incident_source import Listed
-from ppconsole.model.endings import clock_text, consequences, duration, outcome
+from ppconsole.model.endings import clock_text, consequences, duration, outcome, where
 from ppconsole.model.safe import clean
 
 
@@ -17,7 +17,7 @@ def table_lines(rows: Sequence[Listed], now: float) -> list[str]:
     body = [
         [
             one.id, clean(one.engine.name), clock_text(one.info.wall, now).replace(" ", "-"), duration(one.info, now),
-            "core" if one.info.stage is None else str(one.info.stage), one.info.cause, clean(one.info.by) or "-",
+            where(one.info), one.info.cause, clean(one.info.by) or "-",
             clean(one.info.ended) or "it lasts",
         ]
         for one in rows

@@ -15,7 +15,7 @@ from ppconsole.model.endings import clock_text, consequences, ended_text, follow
 from ppconsole.model.facts import cordon_text, verdict_text
 from ppconsole.model.ranks import any_other, place_of, short
 from ppconsole.model.safe import clean
-from ppconsole.model.stacks import grouped, notes, who
+from ppconsole.model.stacks import grouped, notes, pids
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio, wall_text
 from ppconsole.view import figures
 from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
@@ -248,7 +248,7 @@ def _facts(verdict: Verdict) -> list[str]:
 def stacks_lines(detail: StacksDetail) -> list[str]:
     """Return stacks, those that are the same in several stages once, the outlier first."""
     lines = [
-        "pids: " + ", ".join(f"{who(stack)} {_count(stack.pid)}" for stack in detail.all),
+        "pids: " + ", ".join(f"{who} {_count(pid)}" for who, pid in pids(detail)),
         *notes(detail),
     ]
     for group in grouped(detail):

@@ -8,9 +8,11 @@ from ppengine.protocol.discovery import EndedEngine
 from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.kept_files import EngineEnd
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import IncidentInfo
 
 from ppconsole.model.folding import alike
+from ppconsole.model.ranks import short
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, wall_text
 
@@ -52,6 +54,13 @@ def record_limits(known: FinishedDetail) -> str:
 def incident_words(info: IncidentInfo, now: float) -> str:
     """Return one incident on a line: `02:34:12: stage 1 was killed by SIGKILL, healed in 1.9 s`."""
     return f"{clock_text(info.wall, now)}: {clean(info.summary)}, {outcome(info, now)}"
+
+
+def where(info: IncidentInfo) -> str:
+    """Return the place of an incident in tables: `1`, `1.0` if one rank of the stage is meant, or `core`."""
+    if info.stage is None:
+        return "core"
+    return str(info.stage) if info.rank is None else short(Place(info.stage, info.rank), ranked=True)
 
 
 def duration(info: IncidentInfo, now: float) -> str:

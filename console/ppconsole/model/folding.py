@@ -8,7 +8,7 @@ from itertools import groupby
 
 from ppengine.protocol.snapshot import Event
 
-_STAGE = re.compile(r"\bstage (\d+)(?: \(pid \d+\))?(?= (?:was|is|ended)\b)")
+_STAGE = re.compile(r"\bstage (\d+)(?: rank (\d+))?(?: \(pid \d+\))?(?= (?:was|is|ended)\b)")
 
 
 def alike(texts: Iterable[str]) -> list[str]:
@@ -25,7 +25,7 @@ def folded(events: Iterable[Event]) -> list[Event]:
     for _, run in groupby(events, lambda event: (event.kind, event.by, _STAGE.sub("stage", event.text, count=1))):
         group = list(run)
         last = group[-1]
-        if len({event.stage for event in group}) == len(group) > 1:
+        if len({_place(event.text) or event.stage for event in group}) == len(group) > 1:
             text = _one([event.text for event in group])
             last = Event(seq=last.seq, wall=last.wall, kind=last.kind, text=text, by=last.by, step=last.step)
             found.append(last)
@@ -36,11 +36,25 @@ def folded(events: Iterable[Event]) -> list[Event]:
 
 def _one(texts: list[str]) -> str:
     """Return one text for several that differ by their stage."""
-    numbers = sorted({int(match[1]) for text in texts if (match := _STAGE.search(text))})
-    if len(numbers) < 2:
+    places = sorted({found for text in texts if (found := _place(text)) is not None})
+    if len(places) < 2:
         return texts[0]
+    if any(rank >= 0 for _, rank in places):
+        names = [f"{stage}.{rank}" for stage, rank in places]
+        return _plural(texts[0], f"{', '.join(names[:-1])} and {names[-1]}")
+    numbers = [stage for stage, _ in places]
     last = f"{numbers[0]} to {numbers[-1]}"
     if len(numbers) == 2 or numbers != list(range(numbers[0], numbers[-1] + 1)):
         last = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-    text = _STAGE.sub(f"stages {last}", texts[0], count=1)
+    return _plural(texts[0], last)
+
+
+def _place(text: str) -> tuple[int, int] | None:
+    """Return stage and rank that a text is about; rank -1: the whole stage; None: neither."""
+    match = _STAGE.search(text)
+    return None if match is None else (int(match[1]), -1 if match[2] is None else int(match[2]))
+
+
+def _plural(text: str, names: str) -> str:
+    text = _STAGE.sub(f"stages {names}", text, count=1)
     return text.replace(" was ", " were ", 1).replace(" is ", " are ", 1)

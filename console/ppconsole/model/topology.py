@@ -139,7 +139,7 @@ def _way(one: StageInfo | None, other: StageInfo | None) -> str:
         return UNKNOWN
     cards = one.device.kind, other.device.kind
     if one.index == other.index:
-        return SHARED_MEMORY if set(cards) == {"cpu"} else UNKNOWN
+        return SHARED_MEMORY if set(cards) == {"cpu"} else DEVICE_MEMORY if "cpu" not in cards else UNKNOWN
     if "cpu" in cards or one.host != other.host:
         return TCP
     if one.device.uuid is not None and one.device.uuid == other.device.uuid:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
 from ppconsole.model.facts import headline
-from ppconsole.model.ranks import words
+from ppconsole.model.ranks import place_of, words
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text, wall_text
@@ -16,7 +17,7 @@ from ppconsole.model.waits import arrows
 from ppconsole.view import pipeline, step_table
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
 from ppconsole.view.drilldown import heading, stacks_rows
-from ppconsole.view.marks import faulty_stages, root_verdict
+from ppconsole.view.marks import faulty_places, root_verdict
 
 TWO_COLUMNS = 140
 """From this width on the steps are beside the stacks."""
@@ -195,25 +196,21 @@ def _steps(snapshot: Snapshot, known: Known, width: int) -> list[Row]:
     if fault is not None:
         title += f"  frozen at the fault, {_clock(fault.wall)}: fault {fault.number} of this engine"
         missing = "; ".join(fault.missing) or ("" if fault.over_wall is None else "the rings did not come in time")
-        roots = set() if fault.verdict.stage is None else {fault.verdict.stage}
+        roots = {
+            Place(each.stage, each.rank)
+            for each in (fault.rings.stages if fault.rings is not None else [])
+            if each.stage == fault.verdict.stage and fault.verdict.rank in (None, each.rank)
+        }
         return step_table.rows(fault.rings, fault.retired, roots, title, missing, width)
-    retired = _retired(snapshot)
+    ordered = sorted(snapshot.stages, key=place_of)
+    retired = [stage.retired_step for stage in ordered]
     title += f"  as of {_clock(known.rings.wall)}" if known.rings is not None else ""
-    return step_table.rows(known.rings, retired, faulty_stages(snapshot), title, known.problem, width)
+    return step_table.rows(known.rings, retired, faulty_places(snapshot), title, known.problem, width)
 
 
 def _where(verdict: Verdict) -> str:
     """Return the stage of a verdict in words, with its rank if it names one."""
     return "" if verdict.stage is None else words(verdict.stage, verdict.rank)
-
-
-def _retired(snapshot: Snapshot) -> list[int | None]:
-    """Return the newest step that each stage has acknowledged: with all of its ranks."""
-    found: dict[int, list[int | None]] = {}
-    for stage in snapshot.stages:
-        found.setdefault(stage.index, []).append(stage.retired_step)
-    steps = ([step for step in ranks if step is not None] for _, ranks in sorted(found.items()))
-    return [min(ranks, default=None) for ranks in steps]
 
 
 def _clock(wall: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot
 
 from ppconsole.link.incident_source import Listed
-from ppconsole.model.endings import clock_text, duration, outcome
+from ppconsole.model.endings import clock_text, duration, outcome, where
 from ppconsole.model.safe import clean
 from ppconsole.model.units import wall_text
 from ppconsole.view.cells import FLEX, Column, Row, Seg, header, place, row, table_row, width_of
@@ -61,7 +61,7 @@ def _cells(one: Listed, now: float) -> dict[str, Seg]:
         "id": (one.id, "strong"),
         "begin": (clock_text(info.wall, now), ""),
         "lasted": (duration(info, now), "bad" if lasts else ""),
-        "stage": ("core" if info.stage is None else str(info.stage), ""),
+        "stage": (where(info), ""),
         "cause": (info.cause, "warn"),
         "by": (clean(info.by) or "-", "dim"),
         "summary": (clean(info.summary), ""),

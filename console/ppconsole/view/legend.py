@@ -325,13 +325,14 @@ _WAYS = Section("MESSAGES", {
     "tokens": "sampled tokens, from the last stage to the first",
     "0.0>1.0": "from the first to the second", "0.0=0.1": "both ways", "0.0-3": "each rank of stage 0 with each other",
     "shared memory": "memory of the host; ranks on CPUs", "TCP": "a TCP connection, on loopback or between hosts",
-    "device memory": "from card to card; TCP if the profile has peer_to_peer: false",
+    "device memory": "from card to card; between stages TCP if the profile has peer_to_peer: false",
     "?": "the snapshot does not show it",
 })  # fmt: skip
 _LINKS = Section("CARDS  as NVML reports their links", {
     "PLACES": "places on the card", "CARD": "its name", "BUS-ID": "its address on PCIe",
     "PCIE": "generation and lanes of its link; yellow: below what card and slot allow, as of an idle card",
     "NVLINK": "NVLinks that are up, of all; yellow: some are down; -: it has none",
+    "LINKS": "the best way to each other card of the engine, or to all of them",
     "NV18": "18 NVLinks to that card, or to the switches on the way",
     "PIX PXB": "one PCIe switch on the way, several", "PHB NODE SYS": "a host bridge, a NUMA node, between NUMA nodes",
 })  # fmt: skip

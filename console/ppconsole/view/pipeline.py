@@ -15,7 +15,7 @@ from ppconsole.model.ranks import several
 from ppconsole.model.ranks import words as name_of
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import CORE, Arrow, arrows
-from ppconsole.view import figures
+from ppconsole.view import figures, wording
 from ppconsole.view.cells import Row, Seg, clip, fit, row, width_of, wrap
 from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_places, faulty_stages, root_verdict, stage_mark
 from ppconsole.view.stage_rows import NONE_OPENED, StageRow, rows_of_ranks
@@ -109,13 +109,13 @@ def _box(shown: StageRow, snapshot: Snapshot, is_root: bool, width: int) -> list
     frame = _DOUBLE if is_root else _THIN
     mark = stage_mark(stage, faulty)
     edge = "bad" if is_root else "dim"
-    title = f" {shown.name}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
+    title = f" {stage.index}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
     word = STAGE_WORDS.get(mark.text, stage.state)
     body: list[tuple[str, str, str]] = [
         (mark.text, f" {word}{' ~' if old else ''}", mark.style),
-        ("", stage.op or _last(stage), "strong" if is_root else ""),
+        ("", wording.whole_operation(stage) or _last(stage), "strong" if is_root else ""),
         ("", _age(stage), "dim"),
     ]
     lines: list[list[Seg]] = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from ppengine.protocol.inspection import RingsDetail, StageRings
 from ppengine.protocol.place import Place
@@ -21,13 +21,13 @@ LEGEND = "R retired  F finished, not retired  B begun  · not begun   own work +
 
 
 def rows(
-    rings: RingsDetail | None, retired: Sequence[int | None], roots: set[int], title: str, problem: str, width: int
+    rings: RingsDetail | None, retired: Sequence[int | None], roots: Set[Place], title: str, problem: str, width: int
 ) -> list[Row]:
-    """Return the table. `retired`: newest step that each stage has acknowledged; `roots`: stages to mark."""
+    """Return the table. `retired`: newest step that each place has acknowledged, in order; `roots`: places to mark."""
     found = [heading(title, width)]
     if rings is None:
         return [*found, row((f"  {clean(problem) or 'asking for the last steps…'}", "bad" if problem else "dim"))]
-    stages = ranks_of(rings, roots, _most(width))
+    stages = ranks_of(rings, {place.stage for place in roots}, _most(width))
     ranked = any(each.rank for each in rings.stages)
     fitting, note = _fitting(stages, roots, width)
     shown = [of_stage(stage, rings.mono_ns) for stage in fitting]  # of a large engine few have room
@@ -35,12 +35,12 @@ def rows(
     if not listed:
         return [*found, row(("  no step was recorded", "dim"))]
     cell = _cell_width(len(shown), width)
-    found += [clip(line, width) for line in _reached(shown, retired, cell, roots, ranked)]
-    acked = {stage: number for stage, number in enumerate(retired) if number is not None}
+    acked = _by_place(rings, retired)
+    found += [clip(line, width) for line in _reached(shown, acked, cell, roots, ranked)]
     for number in listed:
         segs: list[Seg] = [(fit(f" m{number}", 10), "strong")]
         for stage in shown:
-            text, style = _text(number, stage, acked.get(stage.stage), cell)
+            text, style = _text(number, stage, acked.get(_place(stage)), cell)
             segs += [(fit(text, cell - 1), style), (" ", "")]
         found.append(clip(Row(tuple(segs)), width))
     notes = [
@@ -61,27 +61,40 @@ def _most(width: int) -> int:
     return max(1, (width - 10) // _NARROW)
 
 
+def _by_place(rings: RingsDetail, retired: Sequence[int | None]) -> dict[Place, int]:
+    """Return the steps by place. `retired` has one a stage, or one a rank of each stage, in order."""
+    stages = 1 + max((each.stage for each in rings.stages), default=0)
+    ranks = max(1, len(retired) // stages)
+    places = (Place(each.stage, each.rank if ranks > 1 else 0) for each in rings.stages)
+    steps = {place: place.stage * ranks + place.rank for place in places}
+    return {place: step for place, at in steps.items() if at < len(retired) and (step := retired[at]) is not None}
+
+
+def _place(stage: StageSteps | StageRings) -> Place:
+    return Place(stage.stage, stage.rank)
+
+
 def _name(stage: StageSteps | StageRings, ranked: bool) -> str:
-    return short(Place(stage.stage, stage.rank), ranked)
+    return short(_place(stage), ranked)
 
 
-def _fitting(stages: list[StageRings], roots: set[int], width: int) -> tuple[list[StageRings], str]:
+def _fitting(stages: list[StageRings], roots: Set[Place], width: int) -> tuple[list[StageRings], str]:
     """Return the stages that have room, around the root, and how many have none."""
     most = _most(width)
     if len(stages) <= most:
         return stages, ""
-    middle = next((at for at, each in enumerate(stages) if each.stage in roots), 0)
+    middle = next((at for at, each in enumerate(stages) if _place(each) in roots), 0)
     first = max(0, min(middle - most // 2, len(stages) - most))
     return stages[first : first + most], f"{len(stages) - most} more stages have no room at this width"
 
 
 def _reached(
-    stages: list[StageSteps], retired: Sequence[int | None], cell: int, roots: set[int], ranked: bool
+    stages: list[StageSteps], retired: Mapping[Place, int], cell: int, roots: Set[Place], ranked: bool
 ) -> list[Row]:  # fmt: skip
     """Return the head: the stages, and how far each has come."""
     names: list[Seg] = [(fit(" STEP", 10), "dim")]
     for stage in stages:
-        root = stage.stage in roots
+        root = _place(stage) in roots
         name = _name(stage, ranked)
         long = f"! stage {name} ROOT" if root else f"stage {name}"
         brief = f"!{name}" if root else name
@@ -90,7 +103,7 @@ def _reached(
     for name, values in (
         ("began", [stage.began for stage in stages]),
         ("finished", [stage.finished for stage in stages]),
-        ("retired", [retired[stage.stage] if stage.stage < len(retired) else None for stage in stages]),
+        ("retired", [retired.get(_place(stage)) for stage in stages]),
     ):
         segs: list[Seg] = [(fit(f" {name}", 10), "dim")]
         newest = max((value for value in values if value is not None), default=None)

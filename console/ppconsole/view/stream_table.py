@@ -7,7 +7,7 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
 from ppengine.protocol.verbs import CheckName, SetCheck
 
-from ppconsole.model.ranks import of_snapshot, place_of, several
+from ppconsole.model.ranks import of_snapshot, place_of, several, words
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, count_text
 from ppconsole.view import figures, ledger
@@ -149,10 +149,10 @@ def _findings(findings: list[Finding] | None, checks: ChecksInfo, problem: str, 
         return [row(("  none so far" if on else "  no check is on, so nothing is looked for", "ok" if on else "dim"))]
     lines: list[Row] = []
     for number, finding in enumerate(findings, start=1):
-        where = "" if finding.stage is None else f"stage {finding.stage} "
+        where = "" if finding.stage is None else f"{words(finding.stage, finding.rank)} "
         head = f" {number} {where}{finding.cause}, first seen {age_text(finding.since_s)} ago"
         lines.append(row((fit(head, width), "alert")))
-        summary = clean(finding.summary).removeprefix(f"stage {finding.stage}: ")
+        summary = clean(finding.summary).removeprefix(f"{where.rstrip()}: ")
         lines += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
         for item in finding.evidence:
             lines += _fact(item, width)

@@ -11,7 +11,21 @@ from ppengine.protocol.place import Place
 from ppconsole.model.ranks import short
 from ppconsole.model.safe import clean
 from ppconsole.model.topology import UNKNOWN, CardInfo, PlaceInfo, PlaceRef, Topology, Way
-from ppconsole.view.cells import EMPTY, FLEX, Cell, Column, Row, clip, fitted, header, place, row, table_row, wrap
+from ppconsole.view.cells import (
+    EMPTY,
+    FLEX,
+    Cell,
+    Column,
+    Row,
+    clip,
+    fitted,
+    header,
+    place,
+    row,
+    table_row,
+    width_of,
+    wrap,
+)
 from ppconsole.view.drilldown import heading, ranges
 from ppconsole.view.marks import STAGE, Mark
 
@@ -25,21 +39,23 @@ _PLACES = (
     Column("device", "DEVICE", 6, 4),
     Column("layers", "LAYERS", 7, 6),
     Column("peers", "PEERS", 5, 2),
-    Column("previous", "FROM", 5, 2, ">"),
-    Column("next", "TO", 5, 2, ">"),
-    Column("tokens", "TOKENS", 6, 2, ">"),
+    Column("previous", "FROM", 5, 2),
+    Column("next", "TO", 5, 2),
+    Column("tokens", "TOKENS", 6, 2),
     Column("rest", "", 1, 9, grow=FLEX),
 )
 _MOST = {"node": 20, "device": 16, "peers": 12}
 """Columns as wide as their longest text, and their limits."""
+_WIDE_FROM, _WIDE_DEVICE = 100, 26
 _CARDS = (
     Column("places", "PLACES", 8, 0),
     Column("name", "CARD", 6, 2),
     Column("bus", "BUS-ID", 12, 4),
-    Column("pcie", "PCIE", 18, 1),
-    Column("nvlink", "NVLINK", 8, 1),
-    Column("rest", "", 1, 9, grow=FLEX),
+    Column("pcie", "PCIE", 9, 1),
+    Column("nvlink", "NVLINK", 6, 1),
+    Column("links", "LINKS", 14, 3, grow=FLEX),
 )
+_CARD_MOST = {"places": 14, "name": 24, "pcie": 18}
 _PATHS = {
     "one board": "PIX", "one switch": "PIX", "switches": "PXB", "host bridge": "PHB", "NUMA node": "NODE",
     "other NUMA node": "SYS",
@@ -68,17 +84,23 @@ def _name(ref: PlaceRef | PlaceInfo | None, ranked: bool) -> str:
 
 def _table(columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[str, int], width: int) -> list[Row]:
     """Return titles and rows; columns in `fit` are as wide as their longest text, up to a limit."""
-    for key, most in fit.items():
-        columns = fitted(columns, {key: [str(each[key][0]) for each in cells]}, most)
-    placed = place(columns, width - _INDENT)
+    placed = place(_fitted(columns, cells, fit), width - _INDENT)
     titles = row((" " * _INDENT, ""), *((text, "dim") for text, _ in header(placed).segs))
     return [titles, *(Row(((" " * _INDENT, ""), *table_row(placed, each).segs)) for each in cells)]
+
+
+def _fitted(columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[str, int]) -> Sequence[Column]:
+    for key, most in fit.items():
+        columns = fitted(columns, {key: [str(each[key][0]) for each in cells]}, most)
+    return columns
 
 
 def _places(places: Sequence[PlaceInfo], ranked: bool, width: int) -> list[Row]:
     """Return one row a place."""
     columns = _PLACES if ranked else tuple(column for column in _PLACES if column.key != "peers")
     fit = {column.key: _MOST[column.key] for column in columns if column.key in _MOST}
+    if width >= _WIDE_FROM:
+        fit["device"] = _WIDE_DEVICE
     return _table(columns, [_place(each, ranked) for each in places], fit, width)
 
 
@@ -134,25 +156,32 @@ def _between(ways: list[Way], tensor: int, ranked: bool) -> list[str]:
 
 
 def _cards(cards: Sequence[CardInfo], ranked: bool, width: int) -> list[Row]:
-    """Return one row a card, and one with its links to the other cards."""
+    """Return one row a card. Links to the other cards that do not fit are in rows below it."""
     names = {each.uuid: ",".join(_name(one, ranked) for one in each.places) for each in cards}
-    cells: list[dict[str, Cell]] = [
-        {
-            "places": (names[each.uuid], "strong"), "name": (clean(each.name), ""),
-            "bus": (each.bus_id or UNKNOWN, "dim"),
-            "pcie": (_pcie(each), "warn" if _lowered(each) else ""),
-            "nvlink": (_nvlink(each), "warn" if (each.nvlinks_active or 0) < (each.nvlinks or 0) else ""),
-            "rest": ("", ""),
-        }
-        for each in cards
-    ]  # fmt: skip
-    titles, *lines = _table(_CARDS, cells, {"places": 14, "name": 24}, width)
+    texts = [_links(each, names) for each in cards]
+    columns = _fitted(_CARDS, _card_cells(cards, names, texts), _CARD_MOST)
+    room = next((each.width for each in place(columns, width - _INDENT) if each.column.key == "links"), 0)
+    beside = [text if width_of(text) <= room else "" for text in texts]
+    titles, *lines = _table(_CARDS, _card_cells(cards, names, beside), _CARD_MOST, width)
     found = [titles]
-    for card, line in zip(cards, lines, strict=True):
+    for line, text, shown in zip(lines, texts, beside, strict=True):
         found.append(line)
-        if text := _links(card, names):
+        if text and not shown:
             found += [row(("    ", ""), (part, "dim")) for part in wrap(text, max(20, width - 6))]
     return found
+
+
+def _card_cells(cards: Sequence[CardInfo], names: Mapping[str, str], links: Sequence[str]) -> list[dict[str, Cell]]:
+    """Return the cells of each card. `links`: text of the links to the other cards."""
+    return [
+        {
+            "places": (names[each.uuid], "strong"), "name": (clean(each.name), ""),
+            "bus": (each.bus_id or UNKNOWN, "dim"), "pcie": (_pcie(each), "warn" if _lowered(each) else ""),
+            "nvlink": (_nvlink(each), "warn" if (each.nvlinks_active or 0) < (each.nvlinks or 0) else ""),
+            "links": (text, ""),
+        }
+        for each, text in zip(cards, links, strict=True)
+    ]  # fmt: skip
 
 
 def _pcie(card: CardInfo) -> str:
@@ -179,11 +208,11 @@ def _nvlink(card: CardInfo) -> str:
 
 
 def _links(card: CardInfo, names: Mapping[str, str]) -> str:
-    """Return the way to each other card, `to 0.1 NV18  1.0 SYS`; if it is one for all, once."""
+    """Return the way to each other card, `0.1: NV18  1.0: SYS`; if it is the same for all, once."""
     ways = [(names[peer.uuid], _link(card, peer)) for peer in card.peers]
     if len(ways) > 1 and len(ways) == len(names) - 1 and len({way for _, way in ways}) == 1:
-        return f"to each other card {ways[0][1]}"
-    return f"to {'  '.join(f'{name} {way}' for name, way in ways)}" if ways else ""
+        return f"all: {ways[0][1]}"
+    return "  ".join(f"{name}: {way}" for name, way in ways)
 
 
 def _link(card: CardInfo, peer: GpuPeer) -> str:

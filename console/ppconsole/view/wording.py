@@ -84,6 +84,14 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     return f"{stream.name}:{text}"
 
 
+def whole_operation(stage: StageInfo) -> str:
+    """Return the operation of the step loop in full; one that waits for a rank names it: `all_reduce<1.0 m7`."""
+    found = OPERATION.fullmatch(stage.op or "")
+    if found is None or found[1] not in RANK_WAITS or stage.waiting_on is None or stage.waiting_on.rank is None:
+        return stage.op or ""
+    return f"{found[1]}<{short(Place(stage.index, stage.waiting_on.rank), ranked=True)}{found[3]}"
+
+
 def peer(stage: StageInfo, waiting: Waiting) -> str:
     """Return the one that a stage waits for: `the core`, `stage 2`, or `rank 1` of its own stage."""
     if waiting.rank is not None:

@@ -1,0 +1,134 @@
+"""The topology of snapshots: places and neighbours, ways of messages, links of cards; the screen and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import rank_snapshots
+import snapshots
+from cli_helpers import Cli
+from fake_gateway import FakeGateway
+from ppconsole.model.topology import PlaceRef, topology_of
+from ppconsole.view import topology_page
+from ppconsole.view.cells import text_of, width_of
+from ppengine.protocol.gpu import GpuPeer
+
+
+def texts(picture, width=80):
+    return [text_of(line).rstrip() for line in topology_page.rows(topology_of(picture), width)]
+
+
+def ref(stage: int, rank: int) -> PlaceRef:
+    return PlaceRef(stage=stage, rank=rank)
+
+
+def ways(picture) -> set[tuple[str, str]]:
+    return {(way.carries, way.way) for way in topology_of(picture).ways}
+
+
+def test_a_rank_talks_to_its_peers_and_to_the_same_rank_of_the_neighbours() -> None:
+    found = topology_of(rank_snapshots.ranks(3, 2))
+    places = {(each.stage, each.rank): each for each in found.places}
+    first, middle, last = places[0, 1], places[1, 1], places[2, 1]
+    assert first.tensor_peers == [ref(0, 0)] and first.previous is None and first.next == ref(1, 1)
+    assert first.token_source == ref(2, 1) and middle.token_source is None
+    assert (middle.previous, middle.next) == (ref(0, 1), ref(2, 1)) and last.next is None
+    assert len(found.ways) == 3 + 4 + 2 and len(places) == 6
+
+
+def test_one_stage_sends_nothing_to_itself() -> None:
+    found = topology_of(rank_snapshots.ranks(1, 4))
+    assert {way.carries for way in found.ways} == {"all-reduce"} and len(found.ways) == 6
+    assert topology_of(snapshots.snapshot(1, 0)).ways == []
+    assert "  one place: nothing is sent" in texts(snapshots.snapshot(1, 0))
+
+
+def test_a_place_that_no_snapshot_has_is_listed_as_unknown() -> None:
+    picture = rank_snapshots.ranks()
+    picture.stages = [each for each in picture.stages if each.tensor_rank == 0]
+    found = topology_of(picture)
+    assert [each.pid for each in found.places] == [41200, None, 41202, None] and ("all-reduce", "?") in ways(picture)
+    assert texts(picture)[3].split()[:2] == ["0.1", "?"]
+
+
+def test_ways_are_those_that_the_snapshot_shows() -> None:
+    on_cpus, on_cards = rank_snapshots.ranks(), rank_snapshots.on_cards()
+    assert ways(on_cpus) == {("all-reduce", "shared memory"), ("hidden states", "TCP"), ("tokens", "TCP")}
+    assert {way for _, way in ways(on_cards)} == {"device memory"}
+    for each in on_cards.stages:
+        each.host = f"n{each.index}"
+    assert ways(on_cards) >= {("hidden states", "TCP"), ("tokens", "TCP")}
+    far = rank_snapshots.on_cards(2, 1)
+    for each in far.stages:
+        assert each.gpu is not None and each.gpu.peers
+        each.gpu = msgspec.structs.replace(each.gpu, peers=[GpuPeer(uuid=each.gpu.peers[0].uuid, reaches=False)])
+    assert ways(far) == {("hidden states", "TCP"), ("tokens", "TCP")}
+    for each in far.stages:
+        each.gpu = None
+    assert ways(far) == {("hidden states", "?"), ("tokens", "?")}
+
+
+def test_the_page_at_80_columns() -> None:
+    assert texts(rank_snapshots.dead()) == [
+        " PLACES  pp2 tp2: 4 processes on 1 node",
+        "  PLACE STATE     NODE     PID DEVICE LAYERS  PEERS FROM  TO    TOKENS",
+        "    0.0 blocked   n0     41200 cpu    0-11    0.1   -     1.0   1.0",
+        "    0.1 blocked   n0     41201 cpu    0-11    0.0   -     1.1   1.1",
+        "    1.0 starved   n0     41202 cpu    12-23   1.1   0.0   -     -",
+        "    1.1 dead      n0     41203 cpu    12-23   1.0   0.1   -     -",
+        "",
+        " MESSAGES",
+        "  CARRIES       WAY            BETWEEN",
+        "  all-reduce    shared memory  0.0=0.1  1.0=1.1",
+        "  hidden states TCP            0.0>1.0  0.1>1.1",
+        "  tokens        TCP            1.0>0.0  1.1>0.1",
+    ]
+
+
+def test_stages_of_one_rank_have_no_peers() -> None:
+    rows = texts(snapshots.snapshot(2, 0))
+    assert "PEERS" not in rows[1] and rows[2].split()[0] == "0" and "0>1" in "\n".join(rows)
+
+
+def test_cards_show_their_links_and_a_lowered_or_missing_one() -> None:
+    picture = rank_snapshots.on_cards(1, 4)
+    rows = "\n".join(texts(picture))
+    assert (
+        rows.count("all: NV18") == 4 and rows.count("gen 5 x16") == 4 and "all-reduce    device memory  0.0-3" in rows
+    )
+    first = picture.stages[0]
+    assert first.gpu is not None and first.gpu.peers
+    peers = [msgspec.structs.replace(first.gpu.peers[0], nvlink=False), *first.gpu.peers[1:]]
+    first.gpu = msgspec.structs.replace(first.gpu, nvlinks_active=17, pcie_generation=1, peers=peers)
+    rows = "\n".join(texts(picture))
+    assert "gen 1 x16 of 5 x16" in rows and "17/18" in rows and "0.1: SYS  0.2: NV17  0.3: NV17" in rows
+    first.gpu = None
+    assert "?" in texts(picture)[-4] and "CARDS" not in "\n".join(texts(rank_snapshots.ranks()))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_row_is_wider_than_the_terminal(width: int) -> None:
+    for picture in (
+        rank_snapshots.on_cards(1, 8),
+        rank_snapshots.dead(12, 8),
+        snapshots.hostile(),
+        snapshots.unknown(),
+    ):
+        assert max(width_of(text) for text in texts(picture, width)) <= width
+
+
+def test_the_command_prints_the_page_and_its_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    cli = Cli(capsys, tmp_path)
+    with FakeGateway(snapshot=rank_snapshots.ranks()):
+        done = cli("topology")
+        assert done.code == 0 and "    0.1 computing" in done.out and "0.0=0.1" in done.out
+        found = json.loads(cli("topology", "--json").out)
+    assert found["tensor_parallel_size"] == 2 and len(found["places"]) == 4
+    assert found["places"][3]["previous"] == {"stage": 0, "rank": 1}
+    assert found["ways"][0]["way"] == "shared memory" and found["cards"] == []
