@@ -6,8 +6,12 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings
+from ppengine.protocol.place import Place
 
-WAITS = frozenset({"idle", "receive", "token_return", "room", "collective", "all_reduce", "all_gather"})
+from ppconsole.model.ranks import short
+
+_RANK_WAITS = frozenset({"all_reduce", "all_gather"})
+WAITS = frozenset({"idle", "receive", "token_return", "room", "collective"}) | _RANK_WAITS
 """Operations in which a stage does no work of its own."""
 
 
@@ -61,7 +65,7 @@ def of_stage(stage: StageRings, now_ns: int) -> StageSteps:
             inside.append((record, []))
         elif inside and (not (around := inside[-1][0]).done_ns or record.begun_ns < around.done_ns):
             inside[-1][1].append(record)
-    cells = {step.step: _cell(step, parts, now_ns) for step, parts in inside}
+    cells = {step.step: _cell(step, parts, stage.stage, now_ns) for step, parts in inside}
     return StageSteps(stage.stage, stage.pid, cells, stage.begun_step, stage.finished_step, stage.error, stage.rank)
 
 
@@ -69,7 +73,7 @@ def _main(stage: StageRings) -> list[OpRecord]:
     return next((thread.records for thread in stage.threads if thread.ring == "main"), [])
 
 
-def _cell(step: OpRecord, parts: list[OpRecord], now_ns: int) -> StepCell:
+def _cell(step: OpRecord, parts: list[OpRecord], stage: int, now_ns: int) -> StepCell:
     waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAITS)
     total = (step.done_ns or now_ns) - step.begun_ns
     held = [part for part in parts if not part.done_ns and not part.returned_ns]
@@ -78,7 +82,7 @@ def _cell(step: OpRecord, parts: list[OpRecord], now_ns: int) -> StepCell:
         done=bool(step.done_ns),
         total_ms=max(0, total) / 1e6,
         waited_ms=min(max(0, total), waited) / 1e6,
-        op="" if op is None else op_text(op),
+        op="" if op is None else op_text(op, stage),
         op_ms=0.0 if op is None else max(0, now_ns - op.begun_ns) / 1e6,
     )
 
@@ -88,8 +92,10 @@ def _held_ns(part: OpRecord, now_ns: int) -> int:
     return max(0, (part.returned_ns or part.done_ns or now_ns) - part.begun_ns)
 
 
-def op_text(record: OpRecord) -> str:
-    """Return `send>1` or `forward`."""
+def op_text(record: OpRecord, stage: int) -> str:
+    """Return `send>1` or `forward`; of a wait for a rank of the same stage `all_reduce<1.0`."""
+    if record.kind in _RANK_WAITS and record.peer >= 0:
+        return f"{record.kind}<{short(Place(stage, record.peer), ranked=True)}"
     arrow = {"receive": "<", "token_return": "<", "send": ">", "room": ">"}.get(record.kind)
     return f"{record.kind}{arrow}{record.peer}" if arrow and record.peer >= 0 else record.kind
 

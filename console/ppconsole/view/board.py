@@ -122,7 +122,11 @@ def right(
     if snapshot is None or not width:
         return Beside([], 0)
     shown = stage_rows.fold(snapshot, max(1, frame.lanes or frame.stages), picked.opened)[0]
-    lines = [*timeline.rows(snapshot, shown, width, state.span_ms), timeline.legend(width)] if frame.lanes else []
+    lines = (
+        [*timeline.rows(snapshot, shown, width, state.span_ms), timeline.legend(width, several(snapshot))]
+        if frame.lanes
+        else []
+    )
     stage = next((each for each in shown if each.key == picked.stage), shown[0] if shown else None)
     tail = events.streams(stage.info, width, several(snapshot)) if stage is not None else []
     room = height - len(lines)

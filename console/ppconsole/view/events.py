@@ -29,7 +29,7 @@ from ppconsole.view.cells import (
     wrap,
 )
 from ppconsole.view.marks import Mark
-from ppconsole.view.wording import STREAM
+from ppconsole.view.wording import STREAM, with_rank
 
 _WHOLE = 100_000
 """More cells than any event has."""
@@ -141,7 +141,10 @@ def streams(stage: StageInfo, width: int, ranked: bool = False) -> list[Row]:
             {
                 "name": (stream.name, "strong"),
                 "owner": (stream.owner, "dim"),
-                "op": (stream.op or "idle", "bad" if old and stream.op else ("" if stream.op else "dim")),
+                "op": (
+                    with_rank(stream.op or "idle", stage),
+                    "bad" if old and stream.op else ("" if stream.op else "dim"),
+                ),
                 "age": (figures.age(stream.age_ms), "warn" if old else "dim"),
                 "pending": (count_text(stream.pending), ""),
                 "waits": (stream.waits_for or "", "warn"),

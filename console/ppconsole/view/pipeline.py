@@ -11,14 +11,14 @@ from itertools import groupby
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, StageInfo
 
-from ppconsole.model.ranks import several
+from ppconsole.model.ranks import place_of, several
 from ppconsole.model.ranks import words as name_of
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import CORE, Arrow, arrows
 from ppconsole.view import figures, wording
 from ppconsole.view.cells import Row, Seg, clip, fit, row, width_of, wrap
 from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_places, faulty_stages, root_verdict, stage_mark
-from ppconsole.view.stage_rows import NONE_OPENED, StageRow, rows_of_ranks
+from ppconsole.view.stage_rows import HALTED, NONE_OPENED, StageRow, rows_of_ranks
 from ppconsole.view.stage_rows import rows as all_rows
 
 LEAST, MOST, GAP = 15, 26, 3
@@ -113,9 +113,12 @@ def _box(shown: StageRow, snapshot: Snapshot, is_root: bool, width: int) -> list
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
     word = STAGE_WORDS.get(mark.text, stage.state)
+    if several(snapshot) and (place_of(stage) in faulty or stage.state in HALTED):
+        named = f"{word}, rank {stage.tensor_rank}"
+        word = named if len(named) + len(mark.text) < inner - 1 else word
     body: list[tuple[str, str, str]] = [
         (mark.text, f" {word}{' ~' if old else ''}", mark.style),
-        ("", wording.whole_operation(stage) or _last(stage), "strong" if is_root else ""),
+        ("", wording.with_rank(stage.op or "", stage) or _last(stage), "strong" if is_root else ""),
         ("", _age(stage), "dim"),
     ]
     lines: list[list[Seg]] = [

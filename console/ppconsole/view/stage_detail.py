@@ -24,7 +24,7 @@ def rows(snapshot: Snapshot, stage: int, rank: int | None, width: int, span: flo
     """
     ranks = rows_of_ranks(snapshot, stage)
     shown = [each.info for each in ranks if rank in (None, each.info.tensor_rank)]
-    lanes = [*timeline.rows(snapshot, ranks, width, span), timeline.legend(width)]
+    lanes = [*timeline.rows(snapshot, ranks, width, span), timeline.legend(width, several(snapshot))]
     if not shown:
         return []
     if not several(snapshot):

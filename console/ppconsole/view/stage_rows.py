@@ -13,8 +13,9 @@ from ppconsole.model.ranks import place_of, several, short
 from ppconsole.model.units import ratio
 from ppconsole.view.marks import faulty_places
 
-_HALTED = ("dead", "stopped")
-_ORDER = ("dead", "stopped", "resizing", "blocked", "loading", "starved")
+HALTED = ("dead", "stopped")
+"""States of a process that does nothing by itself."""
+_ORDER = (*HALTED, "resizing", "blocked", "loading", "starved")
 NONE_OPENED: frozenset[int] = frozenset()
 
 
@@ -105,7 +106,7 @@ def _name(worst: StageInfo, ranks: int, ranked: bool, faulty: Set[Place]) -> str
     """Return the name of a folded stage: `1`, `1×2` with two ranks, `1.0+1` if rank 0 is faulty or has halted."""
     if ranks == 1:
         return short(place_of(worst), ranked)
-    if place_of(worst) in faulty or worst.state in _HALTED:
+    if place_of(worst) in faulty or worst.state in HALTED:
         return f"{short(place_of(worst), True)}+{ranks - 1}"
     return f"{worst.index}×{ranks}"
 

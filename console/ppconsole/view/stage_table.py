@@ -48,6 +48,8 @@ _AFTER_STATE = 3
 _HOST = next(place for place, column in enumerate(COLUMNS) if column.key == "host")
 _WIDE_FROM = 100
 _WIDER = {"op": 20, "state": 9}
+_RANK_OP = 2
+"""More cells for `main:reduce<0.1 m18411`."""
 _WIDE_COLUMNS = tuple(
     column._replace(width=_WIDER.get(column.key, column.width), title=TITLES.get(column.key, column.title))
     for column in COLUMNS
@@ -130,6 +132,7 @@ def _columns(snapshot: Snapshot, width: int) -> Sequence[Column]:
     wider = {"state": int(any(stage.cordon is not None for stage in snapshot.stages))}
     if several(snapshot):
         wider["stage"] = max(0, name_width(snapshot) - columns[1].width)
+        wider["op"] = _RANK_OP if width >= _WIDE_FROM else 0
     else:
         columns = tuple(one for one in columns if one.key != "ranks")
     return [column._replace(width=column.width + wider.get(column.key, 0)) for column in columns]

@@ -29,7 +29,7 @@ from ppconsole.view.cells import (
 )
 from ppconsole.view.drilldown import heading
 from ppconsole.view.marks import faulty_places
-from ppconsole.view.wording import STREAM
+from ppconsole.view.wording import STREAM, with_rank
 
 CHECKS: tuple[tuple[CheckName, str], ...] = (
     ("ledger", "hand-offs between streams and threads"),
@@ -114,12 +114,13 @@ def _stage(stage: StageInfo, name: str, placed: list[Placed], is_faulty: bool) -
     lines = []
     for index, stream in enumerate(stage.streams):
         old = bool(stream.op) and (stream.age_ms or 0.0) > ledger.OLD_MS
+        op = with_rank(stream.op or "", stage)
         label = f"{'!' if is_faulty else ' '}{name:>2}" if not index else ""
         cells: dict[str, Seg] = {
             "stage": (label, "bad" if is_faulty else "strong"),
             "name": (stream.name, "strong"),
             "owner": (stream.owner, ""),
-            "op": ((f"! {stream.op}" if old else stream.op or _idle(stream)), _op_style(stream, old)),
+            "op": ((f"! {op}" if old else op or _idle(stream)), _op_style(stream, old)),
             "age": (figures.age(stream.age_ms) if stream.op else "-", "warn" if old else "dim"),
             "pending": (count_text(stream.pending), "warn" if (stream.pending or 0) > 1 else "dim"),
             "waits": (stream.waits_for or "", "warn"),

@@ -79,10 +79,10 @@ def rows(snapshot: Snapshot, stages: Sequence[StageRow], width: int, span: float
     return lines
 
 
-def legend(width: int) -> Row:
-    """Return the meanings of the glyphs, as many as fit; `?` has all."""
+def legend(width: int, ranked: bool = False) -> Row:
+    """Return the meanings of the glyphs, as many as fit; `?` has all. `ranked`: stages have several ranks."""
     text = ""
-    for part in LEGEND:
+    for part in (*LEGEND[:2], *(("r wait for ranks",) if ranked else ()), *LEGEND[2:]):
         if width_of(f"{text} {part}") <= width:
             text += f" {part}"
     return row((text, "dim"))

@@ -50,7 +50,7 @@ RANK_WAITS = frozenset({"all_reduce", "all_gather", "collective"})
 """Operations that wait for a rank of the same stage."""
 MAIN = "main"
 """Name of the stream of the step loop."""
-OPERATION = re.compile(r"([a-z_]+)([<>]\d+)?(.*)", re.DOTALL)
+OPERATION = re.compile(r"([a-z_]+)([<>]\d+(?:\.\d+)?)?(.*)", re.DOTALL)
 """Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
 _MICRO_BATCH = re.compile(r"\bm(\d+)\b")
@@ -69,14 +69,12 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     `main:`, the stream of the step loop.
     """
     stream = open_stream(stage)
-    text = (stream.op if stream else stage.op) or figures.NOTHING
+    text = with_rank((stream.op if stream else stage.op) or figures.NOTHING, stage)
     found = OPERATION.fullmatch(text)
     if found is not None:
         word, other, rest = found[1], found[2] or "", found[3]
         waiting = stage.waiting_on
-        if waiting is not None and waiting.rank is not None and word in RANK_WAITS:
-            other = f"<{short(Place(stage.index, waiting.rank), ranked=True)}"
-        elif not other and waiting is not None and waiting.stage is not None:
+        if not other and waiting is not None and waiting.stage is not None:
             other = f"{'>' if waiting.what == 'send' else '<'}{waiting.stage}"
         text = f"{SHORT.get(word, word)}{other}{'' if brief else rest}"
     if stream is None or (found is not None and stream.name == found[1]) or (brief and stream.name == MAIN):
@@ -84,12 +82,14 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     return f"{stream.name}:{text}"
 
 
-def whole_operation(stage: StageInfo) -> str:
-    """Return the operation of the step loop in full; one that waits for a rank names it: `all_reduce<1.0 m7`."""
-    found = OPERATION.fullmatch(stage.op or "")
-    if found is None or found[1] not in RANK_WAITS or stage.waiting_on is None or stage.waiting_on.rank is None:
-        return stage.op or ""
-    return f"{found[1]}<{short(Place(stage.index, stage.waiting_on.rank), ranked=True)}{found[3]}"
+def with_rank(op: str, stage: StageInfo) -> str:
+    """Return an operation of a stage; one that waits for a rank names it in full, `all_reduce<1.0 m7`."""
+    found = OPERATION.fullmatch(op)
+    if found is None or found[1] not in RANK_WAITS:
+        return op
+    waiting = stage.waiting_on
+    rank = int(found[2][1:]) if found[2] else None if waiting is None else waiting.rank
+    return op if rank is None else f"{found[1]}<{short(Place(stage.index, rank), ranked=True)}{found[3]}"
 
 
 def peer(stage: StageInfo, waiting: Waiting) -> str:
