@@ -3,14 +3,17 @@
     python docs/pictures/generate.py [SCREEN]...     needs rsvg-convert and pngquant (Debian: librsvg2-bin, pngquant)
 
 An engine of the bundled model starts in a private folder and gets requests of three users. Later one of its stages is
-stopped and continued. The console is headless, so that no terminal decides about fonts.
+stopped and continued. Then an engine of two stages with two ranks each has one rank stopped. The console is headless,
+so that no terminal decides about fonts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,6 +69,13 @@ STUCK = (
     Scene("stuck", (), "Main screen while stage 2 is stopped."),
     Scene("diagnosis", ("d",), "Diagnosis: the stage, the cause, the evidence, the command that mends it."),
 )
+RANKS = (
+    Scene("topology", ("L",), "Topology of two stages with two ranks each: places, neighbours, ways of messages."),
+    Scene("ranks", ("tab", "down", "u"), "Stage 1 is opened into its ranks, of which one is stopped."),
+    Scene("rank", ("enter",), "One rank beside the others of its stage."),
+    Scene("rank-diagnosis", ("d",), "Diagnosis: the stopped rank, and the ranks that wait for it."),
+)
+"""Each goes on from the one before: the rank stays selected."""
 HEALED = (Scene("incidents", ("I",), "Incidents: what happened, and how it ended."),)
 
 
@@ -75,20 +85,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pp-pictures-", dir="/tmp") as folder:
         for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
             os.environ[name] = folder
-        with served(Path(folder)), Load():
-            asyncio.run(take_all(only))
+        if not only or only - {scene.name for scene in RANKS}:
+            with served(Path(folder), "parallel.pipeline=4"), Load():
+                asyncio.run(take_all(only))
+        if not only or only & {scene.name for scene in RANKS}:
+            with served(Path(folder), "parallel.pipeline=2", "parallel.tensor=2"), Load():
+                asyncio.run(take_ranks(only))
     if not only:
         write_page()
     return 0
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[None]:
-    """Run an engine that allows faults."""
+def served(folder: Path, *settings: str) -> Iterator[None]:
+    """Run an engine with `settings` that allows faults."""
     log = folder / "serve.log"
     command = [sys.executable, "-m", "ppconsole", "serve", "tiny", "--name", "opal", "--allow-faults"]
+    options = [word for setting in settings for word in ("--set", setting)]
     with log.open("w") as file:
-        engine = subprocess.Popen([*command, "--set", "parallel.pipeline=4"], stdout=file, stderr=file)
+        engine = subprocess.Popen([*command, *options], stdout=file, stderr=file)
     try:
         wait_for(lambda: "serving" in log.read_text(), "the engine serves")
         yield
@@ -151,6 +166,21 @@ async def take_all(only: set[str]) -> None:
     await take(HEALED, only)
 
 
+async def take_ranks(only: set[str]) -> None:
+    """Take the pictures of ranks: first the calm one, then those with rank 1 of stage 1 stopped."""
+    await asyncio.sleep(8)
+    await take(RANKS[:1], only)
+    status = await asyncio.to_thread(subprocess.run, cli("status", "--json"), check=True, capture_output=True)
+    stages = json.loads(status.stdout)["stages"]
+    pid = next(each["pid"] for each in stages if (each["index"], each["tensor_rank"]) == (1, 1))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(3)
+        await take(RANKS[1:], only)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 async def take(scenes: tuple[Scene, ...], only: set[str]) -> None:
     """Take `scenes` at each size, with one console each, that goes back to its main screen after each of them."""
     from ppconsole.app import ConsoleApp
@@ -195,8 +225,8 @@ def write_page() -> None:
     """Write the page with all pictures."""
     lines = ["# Screens", "", "Every screen in terminals of 80×24, 120×36 and 200×50 cells. The columns are in the"]
     lines += ["[handbook](handbook.md). `python docs/pictures/generate.py` took the pictures from a real engine of the"]
-    lines += ["bundled model with four stages.", ""]
-    for scene in (*CALM, *STUCK, *HEALED):
+    lines += ["bundled model with four stages. Those of ranks are from one with two stages of two ranks.", ""]
+    for scene in (*CALM, *STUCK, *HEALED, *RANKS):
         lines += [f"## {scene.name.capitalize()}", "", scene.caption, ""]
         for width, height in SIZES:
             lines += [f"![{scene.name} at {width}×{height}](pictures/{scene.name}-{width}x{height}.png)", ""]

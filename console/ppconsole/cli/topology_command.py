@@ -18,7 +18,7 @@ _LEAST, _PIPED = 60, 120
 def topology_command(common: Common) -> None:
     """Print places, neighbours, messages and cards.
 
-    A place is a stage and a tensor rank of it, written 1.0. Columns and words: `ppconsole help TOKENS`, and so on.
+    A place is a stage and a tensor rank of it, written 1.0. `ppconsole help PEERS` explains a column.
     """
     from ppconsole.model.topology import topology_of
     from ppconsole.view.cells import text_of

@@ -94,7 +94,7 @@ def count(snapshot: Snapshot, opened: Set[int]) -> int:
 
 
 def name_width(snapshot: Snapshot) -> int:
-    """Return the cells that a name takes at most, whatever happens to the stages, so that columns keep still."""
+    """Return the cells that the longest name of any state takes, so that columns keep still."""
     if not several(snapshot):
         return 0
     last = max((stage.index for stage in snapshot.stages), default=0)
