@@ -52,7 +52,7 @@ def test_every_command_of_the_design_is_there() -> None:
     design = (
         "demo tour serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release priority set-memory pause resume drain stop explain stacks streams continue restart-stage cordon "
-        "check record replay export bench fault help incidents history finished key context lease"
+        "check record replay export bench plan fault help incidents history finished key context lease"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:
@@ -62,8 +62,8 @@ def test_every_command_of_the_design_is_there() -> None:
 
 
 def test_every_verb_takes_json_and_a_timeout() -> None:
-    """`bench` takes them, too, in a parser of its own: tests/end_to_end/test_bench.py. The others wait for nothing."""
-    for name in set(COMMANDS) - {"bench", "help", "key", "context"}:
+    """`bench` and `plan` take them, too, in parsers of their own. The others wait for nothing."""
+    for name in set(COMMANDS) - {"bench", "plan", "help", "key", "context"}:
         command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         options = {word for parameter in command.params for word in parameter.opts}

@@ -29,7 +29,7 @@ COMMANDS = {
     "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "history": "recordings", "stacks": "inspecting",
     "streams": "streams", "topology": "topology_command",
-    "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving",
+    "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "plan": "serving",
     "help": "helping",
 }  # fmt: skip
 """Module of each command, in the order of `--help`."""

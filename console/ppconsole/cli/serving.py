@@ -1,4 +1,4 @@
-"""`serve` and `bench`: run an engine in the foreground."""
+"""`serve`, `bench` and `plan`: run an engine, or a measurement, in the foreground."""
 
 from __future__ import annotations
 
@@ -66,13 +66,25 @@ def serve_command(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench_command(arguments: Sequence[str]) -> int:
     """Measure an engine; `bench --help` has options."""
+    return _run_module("ppengine.bench", arguments, "the bench")
+
+
+@click.command("plan", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def plan_command(arguments: Sequence[str]) -> int:
+    """List layouts of a model that fit; `plan --help` has options."""
+    return _run_module("ppengine.bench.plan", arguments, "the plan")
+
+
+def _run_module(module: str, arguments: Sequence[str], what: str) -> int:
+    """Run a module of the engine in a process of its own and return its exit code."""
     from ppconsole.cli.launch import need_engine
 
     need_engine()
-    process = subprocess.Popen([sys.executable, "-m", "ppengine.bench", *arguments])
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
     while True:
         try:
-            return _exit_code(process.wait(), "the bench", signal.SIGINT)
+            return _exit_code(process.wait(), what, signal.SIGINT)
         except KeyboardInterrupt:
             continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
 

@@ -13,8 +13,8 @@ import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
+from ppengine.bench.arguments import Parser, above_zero, at_least_one
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
@@ -26,14 +26,6 @@ from ppengine.common.partition import best_partition, longest_ms
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
 from ppengine.protocol.error_text import PREFIX, one_line
-
-
-class Parser(argparse.ArgumentParser):
-    """Argument parser that reports an error in one line, as the CLI's verbs do."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the line and exit with 2."""
-        self.exit(2, f"error: {message}. See: {self.prog} --help\n")
 
 
 def parse() -> argparse.Namespace:
@@ -53,21 +45,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="only the JSON lines on stdout, the tables on stderr")
     parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
     return parser.parse_args()
-
-
-def at_least_one(text: str) -> int:
-    """Return a count given on the command line. Raises argparse.ArgumentTypeError below 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
-    return int(text)
-
-
-def above_zero(text: str) -> float:
-    """Return seconds given on the command line. Raises argparse.ArgumentTypeError where no time can pass."""
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text)) <= 1e6:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0, 1e6 at most")
 
 
 def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iterator[list[Job]]:

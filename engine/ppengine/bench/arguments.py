@@ -1,0 +1,39 @@
+"""Arguments that the commands of this package share."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser that reports an error in one line, as the CLI's verbs do."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with 2."""
+        self.exit(2, f"error: {message}. See: {self.prog} --help\n")
+
+
+def at_least_one(text: str) -> int:
+    """Return a count given on the command line. Raises argparse.ArgumentTypeError below 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
+
+
+def above_zero(text: str) -> float:
+    """Return seconds given on the command line. Raises argparse.ArgumentTypeError where no time can pass."""
+    return _between(text, "seconds above 0, 1e6 at most", 0.0, 1e6)
+
+
+def rate(text: str) -> float:
+    """Return a rate, time or size given on the command line. Raises argparse.ArgumentTypeError for none."""
+    return _between(text, "more than 0, 1e9 at most", 0.0, 1e9)
+
+
+def _between(text: str, words: str, low: float, high: float) -> float:
+    with contextlib.suppress(ValueError):
+        if low < (value := float(text)) <= high:
+            return value
+    raise argparse.ArgumentTypeError(f"{text} is not a number of {words}")

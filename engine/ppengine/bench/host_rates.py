@@ -1,0 +1,99 @@
+"""The CPU time of a step beside the layers, measured with a whole engine of one layer that computes next to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from ppengine.bench.costs import HostTimes
+from ppengine.bench.sides import run_engine
+from ppengine.bench.workload import random_jobs
+from ppengine.common.config import build_profile
+from ppengine.offline.llm import LLM
+
+_ROWS = 32
+_OUTPUT = {1: 128, _ROWS: 64}
+"""Tokens of each request, by the number of requests."""
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64,
+    "max_position_embeddings": 512, "torch_dtype": "float32", "eos_token_id": 0,
+}  # fmt: skip
+
+
+class CpuSeconds(NamedTuple):
+    """CPU seconds of an engine's processes."""
+
+    stage: float
+    core: float
+    others: float
+
+
+def measured_host(threads: int = 1) -> HostTimes:
+    """Return the host times of this machine. Raises EngineError if no engine starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(_MODEL))
+        profile = build_profile(
+            {
+                "name": f"host-{os.getpid()}", "journal": False, "threads_per_stage": threads,
+                "model": {"path": folder, "load_format": "dummy", "skip_tokenizer": True},
+                "memory": {"device_mib": 256, "swap_space_gib": 0}, "scheduler": {"schedule_ahead": True},
+            },
+            base=Path(folder),
+        )  # fmt: skip
+        with LLM(profile) as llm:
+            alone, many = (_a_step(llm, rows) for rows in (1, _ROWS))
+    rows = _ROWS - 1
+    stage_row, core_row = (max(0.0, many[k] - alone[k]) / rows for k in range(2))
+    return HostTimes(
+        step_s=max(0.0, alone.stage - stage_row), row_s=stage_row, core_step_s=max(0.0, alone.core - core_row),
+        core_row_s=core_row, others=many.others,
+    )  # fmt: skip
+
+
+def _a_step(llm: LLM, rows: int) -> CpuSeconds:
+    """Return the CPU seconds of stage and core a step, and the cores that the other processes keep busy."""
+    output = _OUTPUT[rows]
+    run_engine(llm, random_jobs(_MODEL["vocab_size"], rows, 1, 1, output, 0))  # type: ignore[arg-type]
+    before, begun = cpu_of_processes(llm.llm_engine.supervisor_pid), time.perf_counter()
+    run_engine(llm, random_jobs(_MODEL["vocab_size"], rows, 1, 1, output, 1))  # type: ignore[arg-type]
+    seconds, after = time.perf_counter() - begun, cpu_of_processes(llm.llm_engine.supervisor_pid)
+    stage, core, others = (last - first for first, last in zip(before, after, strict=True))
+    return CpuSeconds(stage / output, core / output, others / seconds)
+
+
+def cpu_of_processes(supervisor: int) -> CpuSeconds:
+    """Return the CPU seconds of a supervisor's processes by what they are."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            title = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1]), title
+    totals = {"stage": 0.0, "core": 0.0, "others": 0.0}
+    for pid, (_, title) in parents.items():
+        if not _descends(pid, supervisor, parents):
+            continue
+        kind = "stage" if b"ppengine.stage" in title else "core" if b"ppengine.core" in title else "others"
+        totals[kind] += _cpu_of(pid)
+    return CpuSeconds(**totals)
+
+
+def _descends(pid: int, ancestor: int, parents: dict[int, tuple[int, bytes]]) -> bool:
+    while pid in parents and pid != ancestor:
+        pid = parents[pid][0]
+    return pid == ancestor
+
+
+def _cpu_of(pid: int) -> float:
+    """Return the CPU seconds of a process by its clock, in nanoseconds and not in ticks; see clock_getcpuclockid(3)."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0

@@ -1,0 +1,289 @@
+"""The costs of CPU places, measured with the model's own shapes: layers, head, hops and all-reduces.
+
+`python -m ppengine.bench.place_rates` reads what to measure as JSON on stdin and prints the costs as JSON: a process
+of its own, which has loaded torch once and forks a process for each place that computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ppengine.bench.costs import Costs, Curve, HostTimes, ShareTimes
+from ppengine.bench.forked import in_forks
+from ppengine.checkpoint.model_spec import read_spec
+
+_ROWS = (1, 4, 16, 64)
+_CHUNK = 256
+"""Tokens of the largest step that is measured; longer ones follow its slope."""
+_CONTEXT = 512
+_WEIGHTS_BYTES = 96 << 20
+"""Layers of so many bytes run in a row, so that no cache holds weights that a stage would read from memory."""
+_ROUND_S = 0.1
+"""Seconds in which one figure is measured again and again; at least three times."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs to measure."""
+
+    model: str
+    dtype: str
+    block_size: int
+    chunk: int
+    cores: int
+    shares: list[tuple[int, int]]
+    """Tensor ranks and threads of a place."""
+
+
+def measured_costs(wanted: Wanted) -> Costs:
+    """Return the costs of `wanted`, without those of the host. Raises ValueError if they cannot be measured."""
+    command = [sys.executable, "-m", "ppengine.bench.place_rates"]
+    ran = subprocess.run(command, input=msgspec.json.encode(wanted), capture_output=True, check=False)
+    if ran.returncode:
+        last = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ValueError(f"the costs of a place could not be measured: {last}")
+    return msgspec.json.decode(ran.stdout, type=Costs)
+
+
+def measure(wanted: Wanted) -> Costs:
+    """Measure in this process and forks of it."""
+    import torch
+
+    from ppengine.stage.backends.selection import resolve_dtype
+
+    torch.set_num_threads(1)
+    spec = read_spec(Path(wanted.model))
+    dtype = resolve_dtype(wanted.dtype, spec.dtype)
+    share_of_places(wanted, dtype, 1, 1, False, warm=True)  # loads kernels, which the forks then have
+    shares = []
+    for tensor, threads in wanted.shares:
+        together = max(1, wanted.cores // threads)
+        for busy in sorted({tensor > 1 and together > 1, together > 1}):
+            work = functools.partial(share_of_places, wanted, dtype, tensor, threads, busy)
+            shares.append(in_forks(together if busy else 1, lambda _, work=work: work(), ShareTimes)[0])  # type: ignore[misc]
+    row_bytes = spec.hidden_size * dtype.itemsize
+    sizes = [rows * spec.hidden_size for rows in (1, 16, min(wanted.chunk, _CHUNK))]
+    ranks = sorted({tensor for tensor, _ in wanted.shares if tensor > 1})
+    return Costs(
+        device=f"CPU, {wanted.cores} cores",
+        cores=wanted.cores,
+        item_bytes=dtype.itemsize,
+        shares=shares,
+        hop=_hops([row_bytes * rows for rows in (1, 16, min(wanted.chunk, _CHUNK))]),
+        reduce={size: _reduces(size, sizes, dtype) for size in ranks},
+        host=HostTimes(),
+    )
+
+
+def share_of_places(
+    wanted: Wanted, dtype: Any, tensor: int, threads: int, busy: bool, warm: bool = False
+) -> ShareTimes:
+    """Return the times of rank 0's share of some layers and the head; `warm`: run each kernel once, quickly."""
+    import torch
+
+    torch.set_num_threads(threads)
+    bench = _Share(wanted, dtype, tensor)
+    with torch.inference_mode():
+        if warm:
+            bench.decode_s(1, 0, once=True)
+            bench.chunk_s(_ROWS[1], 0, once=True)
+            bench.head_s(1, once=True)
+            none = Curve([(0.0, 0.0)])
+            return ShareTimes(tensor=1, threads=1, busy=False, layer=none, context_s=0, pair_s=0, head=none)
+        points = [(float(rows), bench.decode_s(rows, 0)) for rows in _ROWS]
+        context = bench.longest
+        reading = (bench.decode_s(_ROWS[2], context) - points[2][1]) / (_ROWS[2] * context)
+        tokens = min(wanted.chunk, _CHUNK, bench.longest)
+        fresh, later = bench.chunk_s(tokens, 0), bench.chunk_s(tokens, bench.longest)
+        pair = max(0.0, (later - fresh) / (tokens * bench.longest))
+        if tokens > points[-1][0]:
+            points.append((float(tokens), fresh - pair * tokens * tokens / 2))
+        head = [(float(rows), bench.head_s(rows)) for rows in _ROWS]
+    return ShareTimes(
+        tensor=tensor, threads=threads, busy=busy, layer=_rising(points), context_s=max(0.0, reading), pair_s=pair,
+        head=_rising(head),
+    )  # fmt: skip
+
+
+class _Share:
+    """Some layers and the head of the model, rank 0 of `tensor`, and a KV cache."""
+
+    def __init__(self, wanted: Wanted, dtype: Any, tensor: int) -> None:
+        import torch
+
+        from ppengine.checkpoint.model_shard import shard_of
+        from ppengine.models import build_stage
+        from ppengine.protocol.steps import Register
+        from ppengine.stage.backends.base import KvShape
+        from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
+        from ppengine.stage.batch_state import BatchState
+        from ppengine.stage.rank_group import RankGroup
+
+        self._spec = spec = read_spec(Path(wanted.model))
+        shard = shard_of(spec, 0, tensor)
+
+        def build(layers: int) -> Any:
+            return build_stage(
+                spec, layers=(0, layers), first=False, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
+            )
+
+        one: int = build(1).weights_bytes
+        self._layers: int = max(1, min(spec.num_layers // 2, -(-_WEIGHTS_BYTES // one)))
+        self._model = build(self._layers)
+        for source in self._model.sources:
+            source.target.fill_(0.01)
+        self._model.pack()
+        self.longest = min(spec.max_model_len // 2, _CONTEXT)
+        self._blocks = -(-2 * self.longest // wanted.block_size)
+        shape = KvShape(self._layers, wanted.block_size, shard.num_kv_heads, spec.head_dim, dtype)
+        self._cache = CpuKvCache(shape, _ROWS[-1] * self._blocks + 1)
+        self._cache.map_blocks(_ROWS[-1] * self._blocks + 1)
+        self._state = BatchState(2 * self.longest, wanted.block_size)
+        self._state.register(
+            [Register(slot, "probe", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1) for slot in range(_ROWS[-1])]
+        )
+        self._state.set_tables(
+            [
+                (slot, 0, list(range(1 + slot * self._blocks, 1 + (slot + 1) * self._blocks)))
+                for slot in range(_ROWS[-1])
+            ]
+        )
+        self._dtype, self._torch, self._shard = dtype, torch, shard
+
+    def decode_s(self, rows: int, context: int, once: bool = False) -> float:
+        """Return the seconds of one layer for `rows` decodes that read `context` tokens each."""
+        from ppengine.protocol.steps import Row
+
+        return self._run_s([Row(slot, context, 1, True, 0) for slot in range(rows)], once)
+
+    def chunk_s(self, tokens: int, context: int, once: bool = False) -> float:
+        """Return the seconds of one layer for a chunk of a prompt behind `context` tokens."""
+        from ppengine.protocol.steps import Row
+
+        return self._run_s([Row(0, context, tokens, True, 0)], once)
+
+    def head_s(self, rows: int, once: bool = False) -> float:
+        """Return the seconds of head and greedy sampling; the ranks' candidates are not gathered."""
+        from ppkernels.sampling import sample
+        from ppkernels.sampling_inputs import SamplingInputs
+
+        hidden = self._torch.full((rows, self._spec.hidden_size), 0.5, dtype=self._dtype)
+        greedy = SamplingInputs([0.0] * rows, [1.0] * rows, [0] * rows, [0] * rows, [0] * rows, [1] * rows)
+        return _least_s(lambda: sample(self._model.logits(hidden), greedy).tokens.tolist(), once)
+
+    def _run_s(self, rows: list[Any], once: bool) -> float:
+        plan = self._state.plan(rows)
+        hidden = self._torch.full((int(plan.query_start[-1]), self._spec.hidden_size), 0.5, dtype=self._dtype)
+        seconds = _least_s(lambda: self._model.run(hidden, plan.batch, self._cache.layers), once)
+        return seconds / self._layers
+
+
+def _least_s(work: Callable[[], object], once: bool = False) -> float:
+    """Return the least seconds of `work` in several runs, after one that warms up: other processes only add time."""
+    work()
+    took: list[float] = []
+    until = time.perf_counter() + _ROUND_S
+    while not once and (len(took) < 3 or time.perf_counter() < until):
+        begun = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - begun)
+    return min(took, default=0.0)
+
+
+def _hops(sizes: list[int]) -> Curve:
+    """Return the seconds of a message between two processes: half of the time there and back."""
+    from ppengine.stage.wire import Wire
+
+    ends = _connected()
+
+    def play(number: int) -> list[tuple[float, float]]:
+        wire = Wire(ends[number], 1 - number, lambda: False)
+        found = []
+        for size in sizes:
+            data = memoryview(bytearray(size))
+
+            def there_and_back(data: memoryview = data) -> None:
+                for step in (number, 1 - number):
+                    wire.receive(data) if step else wire.send([data])
+
+            found.append((float(size), _fixed_s(there_and_back) / 2))
+        return found
+
+    return _rising(in_forks(2, play, list[tuple[float, float]])[0])
+
+
+def _reduces(ranks: int, sizes: list[int], dtype: Any) -> Curve:
+    """Return the seconds of an all-reduce of `ranks` processes, by bytes of a part."""
+    import torch
+
+    from ppengine.stage.edge_addresses import FolderBook
+    from ppengine.stage.host_exchange import HostExchange, pairs
+    from ppengine.stage.meeting import meet
+    from ppengine.stage.recorder import Recorder
+    from ppengine.stage.wire import Wire
+
+    def play(folder: Path, rank: int) -> list[tuple[float, float]]:
+        book = FolderBook(folder, 1)
+
+        def meet_all() -> dict[int, Wire]:
+            mine = [pair for pair in pairs(range(ranks)) if rank in pair]
+            names = {sum(pair) - rank: (f"p{pair[0]}.{pair[1]}", pair[1] == rank) for pair in mine}
+            wires = {peer: meet(book, name, up, 0, lambda: False, peer) for peer, (name, up) in names.items()}
+            return dict(sorted(wires.items()))
+
+        torch.set_num_threads(1)
+        exchange = HostExchange(0, rank, folder, meet_all, Recorder(folder / f"r{rank}.ring", "main", 0, rank))
+        found = []
+        for size in sizes:
+            part = torch.zeros(1, size, dtype=dtype)
+            found.append((float(part.nbytes), _fixed_s(lambda part=part: exchange.all_reduce(part, 0))))  # type: ignore[misc]
+        exchange.close()
+        return found
+
+    with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+        play_here = functools.partial(play, Path(folder))
+        return _rising(in_forks(ranks, play_here, list[tuple[float, float]])[0])
+
+
+def _fixed_s(work: Callable[[], object], groups: int = 12, times: int = 10) -> float:
+    """Return the mean seconds of `work` in the best group of several; all processes do it equally often."""
+    means = []
+    for _ in range(groups):
+        begun = time.perf_counter()
+        for _ in range(times):
+            work()
+        means.append((time.perf_counter() - begun) / times)
+    return min(means)
+
+
+def _rising(points: list[tuple[float, float]]) -> Curve:
+    """Return a curve that does not fall: noise must not make larger sizes cheaper."""
+    made: list[tuple[float, float]] = []
+    for size, seconds in points:
+        made.append((size, max(seconds, made[-1][1] if made else 0.0)))
+    return Curve(made)
+
+
+def _connected() -> list[socket.socket]:
+    """Return both ends of a TCP connection, which is what edges are."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        return [listener.accept()[0], caller]
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(measure(msgspec.json.decode(sys.stdin.buffer.read(), type=Wanted))).decode())
