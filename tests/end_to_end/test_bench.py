@@ -65,3 +65,43 @@ def test_weights_that_are_dummies_are_not_compared() -> None:
     assert ran.stderr == (
         "error: model.load_format is dummy: transformers has no weights to compare; add --no-baseline\n"
     )
+
+
+def test_a_plan_of_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With costs measured here: the weights and blocks that the engine has, and a layout to take."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    words = ["plan", "tiny", "--cards", "2", "--requests", "8", "--input", "32", "--output", "16", "--json"]
+    ran = subprocess.run([*COMMAND[:-1], *words], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    plan = json.loads(ran.stdout)
+    assert [(row["pipeline"], row["tensor"]) for row in plan["layouts"]] == [(1, 1), (1, 2), (2, 1)]
+    for row in plan["layouts"]:
+        assert row["refusal"] == "" and row["at_once"] > 0
+        assert row["single_tokens_s"] > 0 < row["tokens_s"]
+    assert plan["layouts"][0]["weights_bytes"] == [14_168_832]
+    assert plan["take"] in ("1 x 1", "1 x 2", "2 x 1") and "tokens/s expected" in plan["why"]
+    assert plan["costs"]["hop"]["points"][0][1] > 0 < plan["costs"]["reduce"]["2"]["points"][0][1]
+
+
+def test_a_plan_for_cards_that_are_not_here() -> None:
+    words = ["plan", "llama-8b-pp1", "--cards", "2", "--gbps", "4000", "--tflops", "600"]
+    ran = subprocess.run([*COMMAND[:-1], *words], capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "error: --gbps and --tflops describe cards that are not here: add --memory GIB\n"
+    ran = subprocess.run([*COMMAND[:-1], *words, "--memory", "80"], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("take 2 x 1: ")
+    assert "   1 x 2" in ran.stdout and "GPU stages refuse ranks so far" in ran.stdout
+    ran = subprocess.run([*COMMAND[:-1], *words, "--memory", "8"], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 8 and ran.stdout.splitlines()[-1] == "no layout fits"
+
+
+def test_a_workload_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    ran = bench("tiny", "--workload", "sampled", "--scale", "0.05", "--rounds", "1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    first, timed, *_ = map(json.loads, ran.stdout.splitlines())
+    assert first["requests"] == 13 and timed["engine_tok_s"] > 0
+    assert bench("tiny", "--workload", "single", "--requests", "4").stderr == (
+        "error: --workload single has its own requests; leave --requests away\n"
+    )

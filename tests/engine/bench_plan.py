@@ -155,8 +155,8 @@ def compare(
     print(
         f"{name}, {load.requests} requests of {load.input} in and {load.output} out, {time.strftime('%Y-%m-%d %H:%M')}"
     )
-    print("| layout | expected | measured | ratio | others | single expected | measured | ratio | others | blocks expected "
-          "| blocks |")  # fmt: skip
+    heads = "layout", "expected", "measured", "ratio", "others", "single expected", "measured", "ratio", "others"
+    print(f"| {' | '.join(heads)} | blocks expected | blocks |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for layout in found:
         e, m = ([statistics.median(column) for column in zip(*side[layout], strict=True)] for side in (expected, found))

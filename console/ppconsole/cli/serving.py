@@ -72,7 +72,7 @@ def bench_command(arguments: Sequence[str]) -> int:
 @click.command("plan", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def plan_command(arguments: Sequence[str]) -> int:
-    """List layouts of a model that fit; `plan --help` has options."""
+    """List layouts that fit; `plan --help` has options."""
     return _run_module("ppengine.bench.plan", arguments, "the plan")
 
 

@@ -14,8 +14,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ppengine.bench.arguments import Parser, above_zero, at_least_one
+from ppengine.bench.arguments import Parser, above_zero, at_least_one, share
+from ppengine.bench.beside import beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
+from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.workload import Job, file_jobs, random_jobs
@@ -33,6 +35,9 @@ def parse() -> argparse.Namespace:
     parser = Parser(prog="ppconsole bench", description=__doc__)
     parser.add_argument("profile")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="a.b=c")
+    parser.add_argument("--workload", choices=list(WORKLOADS), help="requests of the docs by name; no transformers")
+    parser.add_argument("--scale", type=share, default=1.0, metavar="F", help="of the workload's counts and lengths")
+    parser.add_argument("--beside", choices=["vllm"], help="the same requests there, in place of transformers")
     parser.add_argument("--requests", type=at_least_one, default=32)
     parser.add_argument("--prompt-len", default="16:128", metavar="LO:HI")
     parser.add_argument("--output-len", type=at_least_one, default=64)
@@ -53,6 +58,9 @@ def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iter
     Random prompts are new in every round: the engine keeps the blocks of those it has seen, and would be measured
     without its prefill.
     """
+    if arguments.workload is not None:
+        named = WORKLOADS[arguments.workload].scaled(arguments.scale)
+        return (named.jobs(vocab, number) for number in itertools.count())
     if arguments.prompts is not None:
         return itertools.repeat(file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode))
     low, _, high = arguments.prompt_len.partition(":")
@@ -66,13 +74,25 @@ def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iter
     return (random_jobs(*fixed, number) for number in itertools.count())
 
 
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for options that exclude each other."""
+    if arguments.workload is None:
+        if arguments.scale != 1.0:
+            raise ConfigError("--scale shrinks a --workload; name one")
+        return
+    own = {"--requests": 32, "--prompt-len": "16:128", "--output-len": 64, "--prompts": None, "--seed": 0}
+    for option, default in own.items():
+        if getattr(arguments, option[2:].replace("-", "_")) != default:
+            raise ConfigError(f"--workload {arguments.workload} has its own requests; leave {option} away")
+
+
 def check_lengths(jobs: list[Job], longest: int) -> None:
     """Raise ConfigError for a job that is longer than what the model serves: its output would be cut short."""
     for number, job in enumerate(jobs):
         if len(job.prompt) + job.output_len > longest:
             raise ConfigError(
                 f"request {number}: {len(job.prompt)} prompt and {job.output_len} output tokens are more than the "
-                f"{longest} that the model serves; lower --prompt-len or --output-len"
+                f"{longest} that the model serves; lower --prompt-len, --output-len or --scale"
             )
 
 
@@ -174,7 +194,9 @@ def bench(arguments: argparse.Namespace) -> int:
     """Start the engine and measure; return the exit code."""
     try:
         profile = load_profile(arguments.profile, arguments.settings)
-        if profile.model.load_format == "dummy" and not arguments.no_baseline:
+        alone = arguments.no_baseline or arguments.workload is not None
+        check_options(arguments)
+        if profile.model.load_format == "dummy" and not alone and not arguments.beside:
             raise ConfigError("model.load_format is dummy: transformers has no weights to compare; add --no-baseline")
         folder = Path(profile.model.path)
         spec = read_spec(folder)
@@ -187,11 +209,15 @@ def bench(arguments: argparse.Namespace) -> int:
     cores = len(os.sched_getaffinity(0))
     say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
     try:
+        if arguments.beside:
+            check_installed(arguments.beside)
+            beside_vllm(profile, work, arguments.rounds, say)
+            return 0
         threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
         rates = measured(profile, spec, threads)
         with LLM(profile) as llm:
             run_engine(llm, jobs)
-            if arguments.no_baseline:
+            if alone:
                 for number in range(arguments.rounds):
                     jobs = next(work)
                     say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))

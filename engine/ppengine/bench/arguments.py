@@ -24,16 +24,21 @@ def at_least_one(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """Return seconds given on the command line. Raises argparse.ArgumentTypeError where no time can pass."""
-    return _between(text, "seconds above 0, 1e6 at most", 0.0, 1e6)
+    return _between(text, "of seconds above 0, 1e6 at most", 0.0, 1e6)
 
 
 def rate(text: str) -> float:
     """Return a rate, time or size given on the command line. Raises argparse.ArgumentTypeError for none."""
-    return _between(text, "more than 0, 1e9 at most", 0.0, 1e9)
+    return _between(text, "above 0, 1e9 at most", 0.0, 1e9)
+
+
+def share(text: str) -> float:
+    """Return a factor given on the command line. Raises argparse.ArgumentTypeError outside of (0, 1]."""
+    return _between(text, "above 0, 1 at most", 0.0, 1.0)
 
 
 def _between(text: str, words: str, low: float, high: float) -> float:
     with contextlib.suppress(ValueError):
         if low < (value := float(text)) <= high:
             return value
-    raise argparse.ArgumentTypeError(f"{text} is not a number of {words}")
+    raise argparse.ArgumentTypeError(f"{text} is not a number {words}")

@@ -29,7 +29,7 @@ _CHUNK = 256
 _CONTEXT = 512
 _WEIGHTS_BYTES = 96 << 20
 """Layers of so many bytes run in a row, so that no cache holds weights that a stage would read from memory."""
-_ROUND_S = 0.1
+_ROUND_S = 0.06
 """Seconds in which one figure is measured again and again; at least three times."""
 
 
@@ -138,7 +138,7 @@ class _Share:
             )
 
         one: int = build(1).weights_bytes
-        self._layers: int = max(1, min(spec.num_layers // 2, -(-_WEIGHTS_BYTES // one)))
+        self._layers: int = max(1, min(spec.num_layers, -(-_WEIGHTS_BYTES // one)))
         self._model = build(self._layers)
         for source in self._model.sources:
             source.target.fill_(0.01)

@@ -13,8 +13,14 @@ from ppengine.protocol.sampling import SamplingParams
 
 
 def run_engine(llm: LLM, jobs: list[Job]) -> float:
-    """Return the seconds that the engine takes for all jobs, greedy, end of sequence ignored."""
-    params = [SamplingParams(temperature=0, max_tokens=job.output_len, ignore_eos=True) for job in jobs]
+    """Return the seconds that the engine takes for all jobs, end of sequence ignored."""
+    params = [
+        SamplingParams(
+            temperature=job.sampling.temperature, top_p=job.sampling.top_p, top_k=job.sampling.top_k, seed=number,
+            max_tokens=job.output_len, ignore_eos=True,
+        )
+        for number, job in enumerate(jobs)
+    ]  # fmt: skip
     begun = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": job.prompt} for job in jobs], params, use_tqdm=False)
     seconds = time.perf_counter() - begun

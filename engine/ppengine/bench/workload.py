@@ -12,11 +12,24 @@ from ppengine.common.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen; a temperature of 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One prompt (token ids) and how many tokens to add to it."""
 
     prompt: list[int]
     output_len: int
+    sampling: Sampling = GREEDY
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):

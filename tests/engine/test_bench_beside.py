@@ -1,0 +1,136 @@
+"""Named workloads, and the driver of vLLM against a stand-in of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ppengine.bench.__main__ import check_options, make_rounds
+from ppengine.bench.beside import MISSING, Vllm, check_installed, vllm_arguments
+from ppengine.bench.named_workloads import WORKLOADS
+from ppengine.bench.workload import GREEDY, Job, Sampling
+from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile
+
+FAKE = '''
+"""What the driver uses of vLLM, and nothing else."""
+import json, os, sys
+from types import SimpleNamespace
+
+__version__ = "0.0.fake"
+print("vLLM talks on stdout")
+
+
+class SamplingParams:
+    def __init__(self, *, temperature, top_p, max_tokens, ignore_eos, detokenize, seed=None, top_k=-1):
+        assert ignore_eos and not detokenize
+        self.max_tokens, self.said = max_tokens, [temperature, top_p, top_k, seed]
+
+
+class LLM:
+    def __init__(self, model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len,
+                 skip_tokenizer_init=False):
+        if model.endswith("broken"):
+            raise RuntimeError("no such model")
+        self.said = [model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len]
+        os.write(1, b"so do its processes\\n")
+
+    def generate(self, prompts, params, use_tqdm=True):
+        assert not use_tqdm and all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
+        with open(os.environ["FAKE_LOG"], "a") as log:
+            log.write(json.dumps([self.said, [len(p["prompt_token_ids"]) for p in prompts], params[-1].said]) + "\\n")
+        short = os.environ.get("FAKE_SHORT", "")
+        counts = [1 if short else each.max_tokens for each in params]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * count)]) for count in counts]
+'''
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `vllm` for processes started from here; the file that its calls are written to."""
+    package = tmp_path / "packages" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+def make_profile(path: str) -> Profile:
+    model = ModelConfig(path=path, dtype="bfloat16", load_format="dummy", max_model_len=2048)
+    return Profile(name="beside", model=model, parallel=ParallelConfig(pipeline=2))
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_a_workload_is_the_same_each_time(name: str) -> None:
+    work = WORKLOADS[name].scaled(0.02)
+    first, second = work.jobs(500, 0), work.jobs(500, 0)
+    assert first == second and len(first) == work.requests
+    other = work.jobs(500, 1)
+    assert [len(job.prompt) for job in other] == [len(job.prompt) for job in first]
+    assert other != first, "new ids, so that no prefix of another round is found"
+    for job in first:
+        assert work.prefix + work.low <= len(job.prompt) <= work.prefix + work.high
+        assert job.output_len == work.output and all(0 <= token < 500 for token in job.prompt)
+        assert job.sampling == (Sampling(0.8, 0.95, 50) if name == "sampled" else GREEDY)
+    assert len({tuple(job.prompt[: work.prefix]) for job in first}) == 1
+
+
+def test_the_workloads_are_those_of_the_docs() -> None:
+    shown = {name: (w.requests, w.low, w.high, w.output, w.prefix) for name, w in WORKLOADS.items()}
+    assert shown == {
+        "offline": (512, 64, 512, 256, 0), "single": (1, 128, 128, 256, 0), "single-long": (1, 12_000, 12_000, 256, 0),
+        "sixteen": (16, 64, 512, 256, 0), "long-prompts": (48, 4_000, 14_000, 128, 0),
+        "sampled": (256, 64, 512, 256, 0), "prefix": (256, 16, 128, 64, 1_500),
+    }  # fmt: skip
+    small = WORKLOADS["offline"].scaled(0.1)
+    assert (small.requests, small.low, small.high, small.output) == (51, 6, 51, 26)
+
+
+def arguments(**fields: object) -> argparse.Namespace:
+    own = {"workload": None, "scale": 1.0, "requests": 32, "prompt_len": "16:128", "output_len": 64, "prompts": None}
+    return argparse.Namespace(**{**own, "seed": 0, **fields})
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    check_options(arguments(workload="offline", scale=0.5))
+    with pytest.raises(ConfigError, match="--scale shrinks a --workload; name one"):
+        check_options(arguments(scale=0.5))
+    with pytest.raises(ConfigError, match="--workload single has its own requests; leave --output-len away"):
+        check_options(arguments(workload="single", output_len=3))
+    rounds = make_rounds(arguments(workload="sixteen", scale=0.25), Path(), 300)
+    assert [next(rounds) for _ in range(2)] == [WORKLOADS["sixteen"].scaled(0.25).jobs(300, k) for k in range(2)]
+
+
+def test_vllm_gets_the_same_requests(fake_vllm: Path, tmp_path: Path) -> None:
+    jobs = [Job([1, 2, 3], 4, Sampling(0.8, 0.95, 50)), Job([5], 2, Sampling(0.8, 0.95, 50))]
+    with Vllm(vllm_arguments(make_profile(str(tmp_path)))) as other:
+        assert other.started.version == "0.0.fake"
+        assert other.run(jobs) > 0 and other.run([Job([1], 1)]) > 0
+    calls = fake_vllm.read_text().splitlines()
+    said = f'["{tmp_path}", 1, 2, "bfloat16", "dummy", 2048]'
+    assert calls == [f"[{said}, [3, 1], [0.8, 0.95, 50, 1]]", f"[{said}, [1], [0.0, 1.0, -1, null]]"]
+
+
+def test_a_vllm_that_fails_is_reported(
+    fake_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="vLLM ended with exit code"):
+        Vllm(vllm_arguments(make_profile(str(tmp_path / "broken"))))
+    assert "RuntimeError: no such model" in capfd.readouterr().err
+    monkeypatch.setenv("FAKE_SHORT", "1")
+    with Vllm(vllm_arguments(make_profile(str(tmp_path)))) as other, pytest.raises(ValueError, match="made 1 tokens"):
+        other.run([Job([1], 5)])
+
+
+def test_without_vllm_it_says_what_to_install() -> None:
+    with pytest.raises(ValueError, match="pip install vllm"):
+        check_installed("a_module_that_is_not_there")
+    command = [sys.executable, "-m", "ppengine.bench", "tiny", "--workload", "single", "--scale", "0.1"]
+    ran = subprocess.run([*command, "--beside", "vllm", "--json"], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (1, f"error: {MISSING}\n")
