@@ -3,8 +3,8 @@
 Each round plans, then runs every layout on an engine of its own, one after the other; medians of all rounds. `wide` is
 a model of dummy weights that is made for this: 8 layers of width 1024 in float32, 403 MB.
 
-Other processes of the machine spoil a figure. So it waits until the others leave both cores alone, measures again
-if they come back, and prints how many cores they had during the best try.
+Other processes of the machine spoil a figure. So each is taken up to ten times, and the try during which they had the
+least of the cores counts; the table has how much that was.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ WIDE = {
 
 QUIET_CORES = 0.1
 """Cores that other processes may keep busy during a figure that counts."""
-WAIT_S = 20.0
-TRIES = 4
+TRIES = 10
 
 
 def cores_busy() -> float:
@@ -59,18 +58,10 @@ def others(work: Callable[[], T]) -> tuple[float, T]:
     return (cores_busy() - busy - (sum(cpu_of_processes(os.getpid())) - own)) / seconds, result
 
 
-def wait_for_quiet() -> None:
-    """Wait until the other processes rest, or `WAIT_S`."""
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until and others(lambda: time.sleep(0.5))[0] > QUIET_CORES:
-        pass
-
-
 def undisturbed(work: Callable[[], float]) -> tuple[float, float]:
     """Return the cores of others and the result of the try with the fewest of them."""
     tries = []
     for _ in range(TRIES):
-        wait_for_quiet()
         tries.append(others(work))
         if tries[-1][0] <= QUIET_CORES:
             break
@@ -95,7 +86,6 @@ def profile_named(name: str, folder: Path) -> str:
 
 def planned(profile: str, words: list[str]) -> dict[tuple[int, int], dict[str, object]]:
     """Return the rows of a plan by layout."""
-    wait_for_quiet()
     command = [sys.executable, "-m", "ppengine.bench.plan", profile, "--json", *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     return {(row["pipeline"], row["tensor"]): row for row in json.loads(ran.stdout)["layouts"]}

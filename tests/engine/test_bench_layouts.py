@@ -181,7 +181,14 @@ def made_costs(cores: int, host: HostTimes = HostTimes()) -> Costs:  # noqa: B00
 
     shares = [
         ShareTimes(
-            tensor=size, threads=1, busy=False, layer=flat(1 / size), context_s=0.0, pair_s=0.0, head=flat(2 / size)
+            tensor=size,
+            threads=1,
+            busy=False,
+            layer=flat(1 / size),
+            context_s=0.0,
+            pair_s=0.0,
+            head=flat(2 / size),
+            embed=flat(0),
         )
         for size in (1, 2)
     ]

@@ -45,6 +45,8 @@ class ShareTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One layer, a token of context that a token of a prompt's chunk reads."""
     head: Curve
     """Head and sampling, by sampled rows."""
+    embed: Curve
+    """Looking up tokens, by tokens."""
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +155,7 @@ def micro_batch(spec: ModelSpec, pipe: Pipe, costs: Costs, work: Work, batches: 
         own = costs.share(ranks, pipe.threads, busy)
         each = own.layer.at(work.tokens) + work.tokens * work.context * (own.context_s if work.decode else own.pair_s)
         computed = layers * each + (own.head.at(work.rows) if stage == stages - 1 and work.rows else 0.0)
+        computed += 0.0 if stage else own.embed.at(work.tokens)
         beside = host.step_s + host.row_s * work.rows
         shared = 0.0
         if ranks > 1:
@@ -211,7 +214,7 @@ def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: l
                 tensor=size, threads=1, busy=False,
                 layer=_line(layer * byte_s, 2 * layer / item_bytes * flop_s),
                 context_s=kv * byte_s, pair_s=pair,
-                head=_line(head * byte_s, 2 * head / item_bytes * flop_s),
+                head=_line(head * byte_s, 2 * head / item_bytes * flop_s), embed=_line(0.0, 0.0),
             )
         )  # fmt: skip
     hop, joined = _line(rates.hop_us * 1e-6, 2 * byte_s), _line(rates.reduce_us * 1e-6, 2 * byte_s)

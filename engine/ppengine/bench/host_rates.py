@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from ppengine.bench.costs import HostTimes
+from ppengine.bench.costs import Curve, HostTimes
 from ppengine.bench.sides import run_engine
 from ppengine.bench.workload import random_jobs
 from ppengine.common.config import build_profile
@@ -33,25 +32,31 @@ class CpuSeconds(NamedTuple):
     others: float
 
 
-def measured_host(threads: int = 1) -> HostTimes:
-    """Return the host times of this machine. Raises EngineError if no engine starts."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_MODEL))
-        profile = build_profile(
-            {
-                "name": f"host-{os.getpid()}", "journal": False, "threads_per_stage": threads,
-                "model": {"path": folder, "load_format": "dummy", "skip_tokenizer": True},
-                "memory": {"device_mib": 256, "swap_space_gib": 0}, "scheduler": {"schedule_ahead": True},
-            },
-            base=Path(folder),
-        )  # fmt: skip
-        with LLM(profile) as llm:
-            alone, many = (_a_step(llm, rows) for rows in (1, _ROWS))
-    rows = _ROWS - 1
-    stage_row, core_row = (max(0.0, many[k] - alone[k]) / rows for k in range(2))
+def write_small(folder: Path) -> None:
+    """Write the config.json of the small model into `folder`."""
+    (folder / "config.json").write_text(json.dumps(_MODEL))
+
+
+def measured_host(folder: Path, computed: Curve) -> HostTimes:
+    """Return the host times of this machine. Raises EngineError if no engine starts.
+
+    `folder` has the small model, `computed` the seconds that its layer and head take by rows: they do not count.
+    """
+    profile = build_profile(
+        {
+            "name": f"host-{os.getpid()}", "journal": False, "threads_per_stage": 1,
+            "model": {"path": str(folder), "load_format": "dummy", "skip_tokenizer": True},
+            "memory": {"device_mib": 256, "swap_space_gib": 0}, "scheduler": {"schedule_ahead": True},
+        },
+        base=folder,
+    )  # fmt: skip
+    with LLM(profile) as llm:
+        alone, many = (_a_step(llm, rows) for rows in (1, _ROWS))
+    step, steps = alone.stage - computed.at(1), many.stage - computed.at(_ROWS)
+    row, core_row = (max(0.0, each) / (_ROWS - 1) for each in (steps - step, many.core - alone.core))
     return HostTimes(
-        step_s=max(0.0, alone.stage - stage_row), row_s=stage_row, core_step_s=max(0.0, alone.core - core_row),
-        core_row_s=core_row, others=many.others,
+        step_s=max(0.0, step - row), row_s=row, core_step_s=max(0.0, alone.core - core_row), core_row_s=core_row,
+        others=many.others,
     )  # fmt: skip
 
 

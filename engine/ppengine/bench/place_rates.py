@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,19 +44,28 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     shares: list[tuple[int, int]]
     """Tensor ranks and threads of a place."""
+    small: str
+    """The model of `host_rates`, whose computing is measured too."""
 
 
-def measured_costs(wanted: Wanted) -> Costs:
-    """Return the costs of `wanted`, without those of the host. Raises ValueError if they cannot be measured."""
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs without those of the host, and the seconds that a step of the small model computes, by its rows."""
+
+    costs: Costs
+    small: Curve
+
+
+def measured_costs(wanted: Wanted) -> Measured:
+    """Return the costs of `wanted`. Raises ValueError if they cannot be measured."""
     command = [sys.executable, "-m", "ppengine.bench.place_rates"]
     ran = subprocess.run(command, input=msgspec.json.encode(wanted), capture_output=True, check=False)
     if ran.returncode:
         last = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"the costs of a place could not be measured: {last}")
-    return msgspec.json.decode(ran.stdout, type=Costs)
+    return msgspec.json.decode(ran.stdout, type=Measured)
 
 
-def measure(wanted: Wanted) -> Costs:
+def measure(wanted: Wanted) -> Measured:
     """Measure in this process and forks of it."""
     import torch
 
@@ -74,7 +84,7 @@ def measure(wanted: Wanted) -> Costs:
     row_bytes = spec.hidden_size * dtype.itemsize
     sizes = [rows * spec.hidden_size for rows in (1, 16, min(wanted.chunk, _CHUNK))]
     ranks = sorted({tensor for tensor, _ in wanted.shares if tensor > 1})
-    return Costs(
+    costs = Costs(
         device=f"CPU, {wanted.cores} cores",
         cores=wanted.cores,
         item_bytes=dtype.itemsize,
@@ -82,6 +92,21 @@ def measure(wanted: Wanted) -> Costs:
         hop=_hops([row_bytes * rows for rows in (1, 16, min(wanted.chunk, _CHUNK))]),
         reduce={size: _reduces(size, sizes, dtype) for size in ranks},
         host=HostTimes(),
+    )
+    return Measured(costs=costs, small=_of_small(wanted))
+
+
+def _of_small(wanted: Wanted) -> Curve:
+    """Return the seconds that a step of the small model computes, by rows."""
+    import torch
+
+    small = msgspec.structs.replace(wanted, model=wanted.small, dtype="float32")
+    (times,) = in_forks(1, lambda _: share_of_places(small, torch.float32, 1, 1, False), ShareTimes)
+    return Curve(
+        [
+            (rows, times.layer.at(rows) + times.head.at(rows) + times.embed.at(rows))
+            for rows in (float(each) for each in _ROWS)
+        ]
     )
 
 
@@ -92,14 +117,15 @@ def share_of_places(
     import torch
 
     torch.set_num_threads(threads)
-    bench = _Share(wanted, dtype, tensor)
+    bench = _Share(wanted, dtype, tensor, busy)
     with torch.inference_mode():
         if warm:
             bench.decode_s(1, 0, once=True)
             bench.chunk_s(_ROWS[1], 0, once=True)
             bench.head_s(1, once=True)
+            bench.embed_s(1, once=True)
             none = Curve([(0.0, 0.0)])
-            return ShareTimes(tensor=1, threads=1, busy=False, layer=none, context_s=0, pair_s=0, head=none)
+            return ShareTimes(tensor=1, threads=1, busy=False, layer=none, context_s=0, pair_s=0, head=none, embed=none)
         points = [(float(rows), bench.decode_s(rows, 0)) for rows in _ROWS]
         context = bench.longest
         reading = (bench.decode_s(_ROWS[2], context) - points[2][1]) / (_ROWS[2] * context)
@@ -109,16 +135,17 @@ def share_of_places(
         if tokens > points[-1][0]:
             points.append((float(tokens), fresh - pair * tokens * tokens / 2))
         head = [(float(rows), bench.head_s(rows)) for rows in _ROWS]
+        embed = [(float(rows), bench.embed_s(rows)) for rows in _ROWS]
     return ShareTimes(
         tensor=tensor, threads=threads, busy=busy, layer=_rising(points), context_s=max(0.0, reading), pair_s=pair,
-        head=_rising(head),
+        head=_rising(head), embed=_rising(embed),
     )  # fmt: skip
 
 
 class _Share:
     """Some layers and the head of the model, rank 0 of `tensor`, and a KV cache."""
 
-    def __init__(self, wanted: Wanted, dtype: Any, tensor: int) -> None:
+    def __init__(self, wanted: Wanted, dtype: Any, tensor: int, busy: bool) -> None:
         import torch
 
         from ppengine.checkpoint.model_shard import shard_of
@@ -134,7 +161,7 @@ class _Share:
 
         def build(layers: int) -> Any:
             return build_stage(
-                spec, layers=(0, layers), first=False, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
+                spec, layers=(0, layers), first=True, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
             )
 
         one: int = build(1).weights_bytes
@@ -158,7 +185,7 @@ class _Share:
                 for slot in range(_ROWS[-1])
             ]
         )
-        self._dtype, self._torch, self._shard = dtype, torch, shard
+        self._dtype, self._torch, self._busy = dtype, torch, busy
 
     def decode_s(self, rows: int, context: int, once: bool = False) -> float:
         """Return the seconds of one layer for `rows` decodes that read `context` tokens each."""
@@ -179,25 +206,40 @@ class _Share:
 
         hidden = self._torch.full((rows, self._spec.hidden_size), 0.5, dtype=self._dtype)
         greedy = SamplingInputs([0.0] * rows, [1.0] * rows, [0] * rows, [0] * rows, [0] * rows, [1] * rows)
-        return _least_s(lambda: sample(self._model.logits(hidden), greedy).tokens.tolist(), once)
+        return _computed_s(lambda: sample(self._model.logits(hidden), greedy).tokens.tolist(), self._busy, once)
+
+    def embed_s(self, rows: int, once: bool = False) -> float:
+        """Return the seconds of looking up `rows` tokens, without the sum over ranks."""
+        ids = self._torch.arange(rows) % self._spec.vocab_size
+        return _computed_s(lambda: self._model.embed(ids, ids), self._busy, once)
 
     def _run_s(self, rows: list[Any], once: bool) -> float:
         plan = self._state.plan(rows)
         hidden = self._torch.full((int(plan.query_start[-1]), self._spec.hidden_size), 0.5, dtype=self._dtype)
-        seconds = _least_s(lambda: self._model.run(hidden, plan.batch, self._cache.layers), once)
+        seconds = _computed_s(lambda: self._model.run(hidden, plan.batch, self._cache.layers), self._busy, once)
         return seconds / self._layers
 
 
-def _least_s(work: Callable[[], object], once: bool = False) -> float:
-    """Return the least seconds of `work` in several runs, after one that warms up: other processes only add time."""
+def _computed_s(work: Callable[[], object], busy: bool, once: bool = False) -> float:
+    """Return the seconds that `work` computes, in several runs after one that warms up.
+
+    With one thread it is CPU time, without the turns of other processes. If the other cores shall be `busy` it is the
+    median; otherwise the least, since other processes slow it through shared caches, memory and hyper-threads.
+    """
+    import torch
+
+    alone = torch.get_num_threads() == 1
+    clock = time.thread_time if alone else time.perf_counter
     work()
     took: list[float] = []
     until = time.perf_counter() + _ROUND_S
     while not once and (len(took) < 3 or time.perf_counter() < until):
-        begun = time.perf_counter()
+        begun = clock()
         work()
-        took.append(time.perf_counter() - begun)
-    return min(took, default=0.0)
+        took.append(clock() - begun)
+    if not took:
+        return 0.0
+    return statistics.median(took) if busy else min(took)
 
 
 def _hops(sizes: list[int]) -> Curve:

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from ppengine.bench.arguments import Parser, above_zero, at_least_one, rate
 from ppengine.bench.costs import Costs, GivenRates, Load, costs_of_rates
-from ppengine.bench.host_rates import measured_host
+from ppengine.bench.host_rates import measured_host, write_small
 from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimate, lay_out
 from ppengine.bench.place_rates import Wanted, measured_costs
 from ppengine.bench.rates import Rates, measured
@@ -170,11 +171,15 @@ def item_bytes_of(profile: Profile, spec: ModelSpec, cards: bool) -> int:
 def cpu_costs(profile: Profile, machine: Machine, fits: list[Layout]) -> Costs:
     """Return the costs of this machine's CPU, measured now."""
     shares = sorted({(each.tensor, each.threads) for each in fits})
-    wanted = Wanted(
-        model=profile.model.path, dtype=profile.model.dtype, block_size=profile.memory.block_size,
-        chunk=profile.scheduler.max_num_batched_tokens, cores=machine.cores, shares=shares or [(1, 1)],
-    )  # fmt: skip
-    return msgspec.structs.replace(measured_costs(wanted), host=measured_host())
+    with tempfile.TemporaryDirectory() as folder:
+        write_small(Path(folder))
+        wanted = Wanted(
+            model=profile.model.path, dtype=profile.model.dtype, block_size=profile.memory.block_size,
+            chunk=profile.scheduler.max_num_batched_tokens, cores=machine.cores, shares=shares or [(1, 1)],
+            small=folder,
+        )  # fmt: skip
+        made = measured_costs(wanted)
+        return msgspec.structs.replace(made.costs, host=measured_host(Path(folder), made.small))
 
 
 def card_costs(
