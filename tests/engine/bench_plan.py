@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from ppengine.bench.host_rates import cpu_of_processes
 from ppengine.bench.sides import run_engine
@@ -30,7 +30,6 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.config import Profile, load_profile
 from ppengine.offline.llm import LLM
 
-T = TypeVar("T")
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]
 WIDE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
@@ -50,21 +49,28 @@ def cores_busy() -> float:
     return (sum(map(int, words[1:9])) - int(words[4]) - int(words[5])) / os.sysconf("SC_CLK_TCK")
 
 
-def others(work: Callable[[], T]) -> tuple[float, T]:
-    """Return the cores that other processes had while `work` ran, and its result."""
-    busy, own, begun = cores_busy(), sum(cpu_of_processes(os.getpid())), time.perf_counter()
-    result = work()
-    seconds = time.perf_counter() - begun
-    return (cores_busy() - busy - (sum(cpu_of_processes(os.getpid())) - own)) / seconds, result
+class Tried(NamedTuple):
+    """One try: cores that other processes had, CPU seconds of stages and core, and the result."""
+
+    others: float
+    cpu_s: float
+    made: float
 
 
-def undisturbed(work: Callable[[], float]) -> tuple[float, float]:
-    """Return the cores of others and the result of the try with the fewest of them."""
-    tries = []
-    for _ in range(TRIES):
-        tries.append(others(work))
-        if tries[-1][0] <= QUIET_CORES:
-            break
+def tried(work: Callable[[], float]) -> Tried:
+    """Return what `work` returns, and who worked meanwhile."""
+    busy, own, begun = cores_busy(), cpu_of_processes(os.getpid()), time.perf_counter()
+    made = work()
+    seconds, after = time.perf_counter() - begun, cpu_of_processes(os.getpid())
+    engine = after.stage + after.core - own.stage - own.core
+    return Tried((cores_busy() - busy - (sum(after) - sum(own))) / seconds, engine, made)
+
+
+def undisturbed(work: Callable[[], float]) -> Tried:
+    """Return the try during which others had the least."""
+    tries: list[Tried] = []
+    while len(tries) < TRIES and (not tries or tries[-1].others > QUIET_CORES):
+        tries.append(tried(work))
     return min(tries)
 
 
@@ -92,7 +98,7 @@ def planned(profile: str, words: list[str]) -> dict[tuple[int, int], dict[str, o
 
 
 def measured(profile: Profile, load: argparse.Namespace) -> tuple[float, ...]:
-    """Return tokens a second of the workload and of one request, the blocks, and the cores of others meanwhile."""
+    """Return tokens a second of the workload and of one request, blocks, CPU ms a token, and cores of others."""
     vocab, numbers = read_spec(Path(profile.model.path)).vocab_size, itertools.count()
 
     def speed(llm: LLM, requests: int) -> float:
@@ -102,7 +108,8 @@ def measured(profile: Profile, load: argparse.Namespace) -> tuple[float, ...]:
     with LLM(profile) as llm:
         speed(llm, load.requests)  # loads kernels
         many, alone = (undisturbed(functools.partial(speed, llm, requests)) for requests in (load.requests, 1))
-        return many[1], alone[1], llm.llm_engine.num_blocks, many[0], alone[0]
+        cpu_ms = 1e3 * many.cpu_s / (load.requests * load.output)
+        return many.made, alone.made, llm.llm_engine.num_blocks, cpu_ms, many.others, alone.others
 
 
 def main() -> None:
@@ -135,7 +142,7 @@ def compare(
             if row["refusal"]:
                 print(f"{name} {layout}: {row['refusal']}" if not number else "", end="\n" if not number else "")
                 continue
-            figures = tuple(float(str(row[key])) for key in ("tokens_s", "single_tokens_s", "blocks"))
+            figures = tuple(float(str(row[key])) for key in ("tokens_s", "single_tokens_s", "blocks", "cpu_ms"))
             settings = [f"parallel.pipeline={layout[0]}", f"parallel.tensor={layout[1]}"]
             made = measured(load_profile(profile, settings), load)
             expected.setdefault(layout, []).append(figures)
@@ -145,15 +152,15 @@ def compare(
     print(
         f"{name}, {load.requests} requests of {load.input} in and {load.output} out, {time.strftime('%Y-%m-%d %H:%M')}"
     )
-    heads = "layout", "expected", "measured", "ratio", "others", "single expected", "measured", "ratio", "others"
-    print(f"| {' | '.join(heads)} | blocks expected | blocks |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    heads = ["layout", "workload: expected", "measured", "ratio", "others", "single: expected", "measured", "ratio"]
+    heads += ["others", "CPU ms a token: expected", "measured", "ratio", "blocks: expected", "engine's"]
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for layout in found:
         e, m = ([statistics.median(column) for column in zip(*side[layout], strict=True)] for side in (expected, found))
-        print(
-            f"| {layout[0]} x {layout[1]} | {e[0]:,.0f} | {m[0]:,.0f} | {e[0] / m[0]:.2f} | {m[3]:.2f} | {e[1]:,.1f} | "
-            f"{m[1]:,.1f} | {e[1] / m[1]:.2f} | {m[4]:.2f} | {e[2]:,.0f} | {m[2]:,.0f} |"
-        )
+        cells = [f"{layout[0]} x {layout[1]}", f"{e[0]:,.0f}", f"{m[0]:,.0f}", f"{e[0] / m[0]:.2f}", f"{m[4]:.2f}"]
+        cells += [f"{e[1]:,.1f}", f"{m[1]:,.1f}", f"{e[1] / m[1]:.2f}", f"{m[5]:.2f}"]
+        cells += [f"{e[3]:.3f}", f"{m[3]:.3f}", f"{e[3] / m[3]:.2f}", f"{e[2]:,.0f}", f"{m[2]:,.0f}"]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ppengine.bench.costs import (
     Work,
     costs_of_rates,
     micro_batch,
-    tokens_a_second,
+    speed_of,
 )
 from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimate, lay_out
 from ppengine.bench.share_sizes import share_bytes
@@ -225,17 +225,17 @@ class Times:
     cpu: float
 
 
-def test_tokens_a_second_by_hand() -> None:
+def test_the_time_of_a_workload_by_hand() -> None:
     spec, load = make_spec(), Load(requests=8, input=16, output=5)
     # Two chunks of 64 tokens on two stages of 3 s: 6.2 s, and another one behind it. Then 4 decodes of two halves.
-    made = tokens_a_second(spec, pipe(1, [3, 1]), made_costs(0), load)
-    assert made == pytest.approx(8 * 5 / (6.2 + 6.2 / 2 + 4 * 6.2))
-    few = tokens_a_second(spec, pipe(1, [3, 1], at_once=2), made_costs(0), load)
-    assert few == pytest.approx(8 * 5 / (6.2 + 6.2 / 2 + 4 * 4 * 6.2)), "a quarter of the requests at a time"
-    single = tokens_a_second(spec, pipe(1, [3, 1]), made_costs(0), msgspec.structs.replace(load, requests=1))
-    assert single == pytest.approx(5 / (6.2 + 4 * 6.2))
-    shared = tokens_a_second(spec, pipe(1, [3, 1]), made_costs(1), load)
-    assert shared < made, "two stages on one core"
+    made = speed_of(spec, pipe(1, [3, 1]), made_costs(0), load).seconds
+    assert made == pytest.approx(6.2 + 6.2 / 2 + 4 * 6.2)
+    few = speed_of(spec, pipe(1, [3, 1], at_once=2), made_costs(0), load).seconds
+    assert few == pytest.approx(6.2 + 6.2 / 2 + 4 * 4 * 6.2), "a quarter of the requests at a time"
+    single = speed_of(spec, pipe(1, [3, 1]), made_costs(0), msgspec.structs.replace(load, requests=1))
+    assert single.seconds == pytest.approx(6.2 + 4 * 6.2) and single.cpu == 0
+    shared = speed_of(spec, pipe(1, [3, 1]), made_costs(1), load)
+    assert shared.cpu == pytest.approx(2 * 6 + 4 * 2 * 6) == shared.seconds - 0.2, "two stages on one core"
 
 
 def test_the_costs_of_given_rates_are_bytes_and_products() -> None:

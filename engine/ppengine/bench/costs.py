@@ -75,7 +75,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     hop: Curve
     """A message from a stage to the next, by bytes."""
     reduce: dict[int, Curve]
-    """An all-reduce between so many ranks, by bytes."""
+    """An all-reduce by bytes, for each number of ranks."""
     host: HostTimes = HostTimes()
 
     def share(self, tensor: int, threads: int, busy: bool) -> ShareTimes:
@@ -129,17 +129,26 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of all processes; 0 with cards."""
 
 
-def tokens_a_second(spec: ModelSpec, pipe: Pipe, costs: Costs, load: Load) -> float:
-    """Return the output tokens a second that `load` makes."""
-    stages = len(pipe.layers)
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """A workload from its first step to its last."""
+
+    seconds: float
+    cpu: float
+    """CPU seconds of stages and core; 0 with cards."""
+
+
+def speed_of(spec: ModelSpec, pipe: Pipe, costs: Costs, load: Load) -> Speed:
+    """Return the time of `load`: all prompts in chunks, then a step for each further token of the running requests."""
     running = min(load.requests, pipe.at_once)
-    batches = min(stages, running)
+    batches = min(len(pipe.layers), running)
     rows = running / batches
-    decode = Work(tokens=rows, rows=rows, context=load.input + load.output / 2, decode=True)
-    cycle = _cycle_s(micro_batch(spec, pipe, costs, decode, batches), batches, costs)
+    work = Work(tokens=rows, rows=rows, context=load.input + load.output / 2, decode=True)
+    each = micro_batch(spec, pipe, costs, work, batches)
     steps = (load.output - 1) * max(1.0, load.requests / pipe.at_once)
-    seconds = _prefill_s(spec, pipe, costs, load) + steps * cycle
-    return load.requests * load.output / seconds
+    prompts = _prefill(spec, pipe, costs, load)
+    return Speed(
+        seconds=prompts.seconds + steps * _cycle_s(each, batches, costs), cpu=prompts.cpu + steps * batches * each.cpu
+    )
 
 
 def micro_batch(spec: ModelSpec, pipe: Pipe, costs: Costs, work: Work, batches: int) -> MicroBatch:
@@ -175,15 +184,16 @@ def _cycle_s(each: MicroBatch, batches: int, costs: Costs) -> float:
     return max(each.latency, batches * each.longest, batches * each.cpu / cores)
 
 
-def _prefill_s(spec: ModelSpec, pipe: Pipe, costs: Costs, load: Load) -> float:
-    """Return the seconds for all prompts, in chunks of equal size that follow each other through the stages."""
+def _prefill(spec: ModelSpec, pipe: Pipe, costs: Costs, load: Load) -> Speed:
+    """Return the time of all prompts, in chunks of equal size that follow each other through the stages."""
     total = load.requests * load.input
     chunks = -(-total // pipe.chunk)
     tokens = total / chunks
     work = Work(tokens=tokens, rows=load.requests / chunks, context=load.input / 2, decode=False)
     batches = min(chunks, len(pipe.layers))
     each = micro_batch(spec, pipe, costs, work, batches)
-    return each.latency + (chunks - 1) * _cycle_s(each, batches, costs) / batches
+    seconds = each.latency + (chunks - 1) * _cycle_s(each, batches, costs) / batches
+    return Speed(seconds=seconds, cpu=chunks * each.cpu)
 
 
 class GivenRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import mmap
 
 import msgspec
 
-from ppengine.bench.costs import Costs, Load, Pipe, tokens_a_second
+from ppengine.bench.costs import Costs, Load, Pipe, speed_of
 from ppengine.bench.share_sizes import activation_bytes, share_bytes
 from ppengine.checkpoint.model_shard import Shard, refusal, shard_of
 from ppengine.checkpoint.model_spec import ModelSpec
@@ -53,7 +53,7 @@ class Layout(msgspec.Struct, kw_only=True):
     note: str = ""
     layers: list[int] = []
     weights_bytes: list[int] = []
-    """Of a rank of each stage."""
+    """Those of a rank, by stage."""
     peak_bytes: list[int] = []
     """Weights and the activations of the largest step, as estimated."""
     block_bytes: list[int] = []
@@ -65,6 +65,8 @@ class Layout(msgspec.Struct, kw_only=True):
     """Output tokens a second of the workload; None: the time was not estimated."""
     single_tokens_s: float | None = None
     """The same of one request alone."""
+    cpu_ms: float = 0.0
+    """CPU milliseconds of stages and core for an output token of the workload; 0 with cards."""
 
     @property
     def places(self) -> int:
@@ -177,9 +179,10 @@ def estimate(made: Layout, spec: ModelSpec, profile: Profile, costs: Costs, load
         tensor=made.tensor, layers=made.layers, threads=made.threads, ahead=scheduler.schedule_ahead,
         chunk=scheduler.max_num_batched_tokens, at_once=made.at_once,
     )  # fmt: skip
-    alone = msgspec.structs.replace(load, requests=1)
-    made.tokens_s = round(tokens_a_second(spec, pipe, costs, load), 1)
-    made.single_tokens_s = round(tokens_a_second(spec, pipe, costs, alone), 1)
+    many, alone = (speed_of(spec, pipe, costs, each) for each in (load, msgspec.structs.replace(load, requests=1)))
+    made.tokens_s = round(load.requests * load.output / many.seconds, 1)
+    made.single_tokens_s = round(load.output / alone.seconds, 1)
+    made.cpu_ms = round(1e3 * many.cpu / (load.requests * load.output), 4)
 
 
 def choose(layouts: list[Layout]) -> tuple[Layout | None, str]:

@@ -29,7 +29,7 @@ _CHUNK = 256
 """Tokens of the largest step that is measured; longer ones follow its slope."""
 _CONTEXT = 512
 _WEIGHTS_BYTES = 96 << 20
-"""Layers of so many bytes run in a row, so that no cache holds weights that a stage would read from memory."""
+"""Layers of at least this size run in a row, so that no cache holds weights that a stage would read from memory."""
 _ROUND_S = 0.06
 """Seconds in which one figure is measured again and again; at least three times."""
 

@@ -27,7 +27,7 @@ from ppengine.offline.launch import EngineError
 from ppengine.protocol.error_text import PREFIX, one_line
 
 HOP_US, REDUCE_US, STEP_US = 20.0, 7.0, 200.0
-"""Of cards, where no option gives them: an 8 KiB hop and a one-shot all-reduce of 128 KiB in a CUDA graph, measured
+"""Times of cards, if no option gives them: an 8 KiB hop and a one-shot all-reduce of 128 KiB in a CUDA graph, measured
 on two H200; the host's time of a step is a round figure."""
 _HANDLE_BYTES = 2 << 20
 _GIB = 1 << 30
@@ -40,7 +40,7 @@ class Plan(msgspec.Struct, kw_only=True):
     device: str
     places: int
     memory_bytes: int
-    """Of a card, or of the host whose CPU places share it."""
+    """Memory of a card, or of the host whose CPU places share it."""
     load: Load
     layouts: list[Layout]
     take: str | None
