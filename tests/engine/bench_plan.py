@@ -3,8 +3,8 @@
 Each round plans, then runs every layout on an engine of its own, one after the other; medians of all rounds. `wide` is
 a model of dummy weights that is made for this: 8 layers of width 1024 in float32, 403 MB.
 
-Other processes of the machine spoil a figure. So each is taken up to ten times, and the try during which they had the
-least of the cores counts; the table has how much that was.
+Other processes of the machine spoil a figure. So each is taken again and again for up to eight seconds. The try during
+which they had the least of the cores counts; the table has how much that was.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WIDE = {
 
 QUIET_CORES = 0.1
 """Cores that other processes may keep busy during a figure that counts."""
-TRIES = 10
+TRIES_S = 8.0
 
 
 def cores_busy() -> float:
@@ -69,7 +69,8 @@ def tried(work: Callable[[], float]) -> Tried:
 def undisturbed(work: Callable[[], float]) -> Tried:
     """Return the try during which others had the least."""
     tries: list[Tried] = []
-    while len(tries) < TRIES and (not tries or tries[-1].others > QUIET_CORES):
+    until = time.monotonic() + TRIES_S
+    while time.monotonic() < until and (not tries or tries[-1].others > QUIET_CORES):
         tries.append(tried(work))
     return min(tries)
 

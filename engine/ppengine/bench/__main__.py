@@ -8,13 +8,12 @@ import dataclasses
 import itertools
 import json
 import os
-import signal
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ppengine.bench.arguments import Parser, above_zero, at_least_one, share
+from ppengine.bench.arguments import Overdue, Parser, above_zero, at_least_one, overdue_after, share
 from ppengine.bench.beside import beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
 from ppengine.bench.named_workloads import WORKLOADS
@@ -167,19 +166,10 @@ def advice(layers: list[int], stages: list[StageTimes]) -> str:
     return f"layers {layers}: {now:.2f} ms on the longest stage; {then:.2f} with --set 'parallel.partition={best}'"
 
 
-class Overdue(BaseException):
-    """--timeout is over. No error that somebody on the way could take for one of his own."""
-
-
 def main() -> int:
     """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage, 5 --timeout is over, 130 interrupted."""
     arguments = parse()
-
-    def over(*_: object) -> None:
-        raise Overdue
-
-    signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, arguments.timeout or 0.0)
+    overdue_after(arguments.timeout)
     try:
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             return bench(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 from typing import NoReturn
 
 
@@ -13,6 +14,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with 2."""
         self.exit(2, f"error: {message}. See: {self.prog} --help\n")
+
+
+class Overdue(BaseException):
+    """--timeout is over. No error that somebody on the way could take for one of his own."""
+
+
+def overdue_after(seconds: float | None) -> None:
+    """Raise Overdue in the main thread after `seconds`; None: never."""
+
+    def over(*_: object) -> None:
+        raise Overdue
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
 
 
 def at_least_one(text: str) -> int:

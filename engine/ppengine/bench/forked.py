@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from ppengine.common import lifeline
+
 T = TypeVar("T")
 
 
@@ -19,12 +21,13 @@ def in_forks(count: int, work: Callable[[int], T], kind: type[T]) -> list[T]:
 
     Raises ValueError with the error of one that failed; the others end then. The caller has no threads.
     """
-    pids, ends = [], []
+    pids, ends, parent = [], [], os.getpid()
     for number in range(count):
         read_end, write_end = os.pipe()
         pid = os.fork()
         if not pid:
             os.close(read_end)
+            lifeline.die_with(parent)
             os._exit(_run(work, number, write_end))
         os.close(write_end)
         pids.append(pid)

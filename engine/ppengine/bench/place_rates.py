@@ -7,12 +7,9 @@ of its own, which has loaded torch once and forks a process for each place that 
 from __future__ import annotations
 
 import functools
-import os
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +19,8 @@ import msgspec
 
 from ppengine.bench.costs import Costs, Curve, HostTimes, ShareTimes
 from ppengine.bench.forked import in_forks
+from ppengine.bench.link_rates import hops, reduces, rising
+from ppengine.bench.share_sizes import share_bytes
 from ppengine.checkpoint.model_spec import read_spec
 
 _ROWS = (1, 4, 16, 64)
@@ -89,8 +88,8 @@ def measure(wanted: Wanted) -> Measured:
         cores=wanted.cores,
         item_bytes=dtype.itemsize,
         shares=shares,
-        hop=_hops([row_bytes * rows for rows in (1, 16, min(wanted.chunk, _CHUNK))]),
-        reduce={size: _reduces(size, sizes, dtype) for size in ranks},
+        hop=hops([row_bytes * rows for rows in (1, 16, min(wanted.chunk, _CHUNK))]),
+        reduce={size: reduces(size, sizes, dtype) for size in ranks},
         host=HostTimes(),
     )
     return Measured(costs=costs, small=_of_small(wanted))
@@ -137,8 +136,8 @@ def share_of_places(
         head = [(float(rows), bench.head_s(rows)) for rows in _ROWS]
         embed = [(float(rows), bench.embed_s(rows)) for rows in _ROWS]
     return ShareTimes(
-        tensor=tensor, threads=threads, busy=busy, layer=_rising(points), context_s=max(0.0, reading), pair_s=pair,
-        head=_rising(head), embed=_rising(embed),
+        tensor=tensor, threads=threads, busy=busy, layer=rising(points), context_s=max(0.0, reading), pair_s=pair,
+        head=rising(head), embed=rising(embed),
     )  # fmt: skip
 
 
@@ -159,14 +158,11 @@ class _Share:
         self._spec = spec = read_spec(Path(wanted.model))
         shard = shard_of(spec, 0, tensor)
 
-        def build(layers: int) -> Any:
-            return build_stage(
-                spec, layers=(0, layers), first=True, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
-            )
-
-        one: int = build(1).weights_bytes
-        self._layers: int = max(1, min(spec.num_layers, -(-_WEIGHTS_BYTES // one)))
-        self._model = build(self._layers)
+        one = share_bytes(spec, shard, 1, dtype.itemsize, first=False, last=False)
+        layers = self._layers = max(1, min(spec.num_layers, -(-_WEIGHTS_BYTES // one)))
+        self._model = build_stage(
+            spec, layers=(0, layers), first=True, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
+        )
         for source in self._model.sources:
             source.target.fill_(0.01)
         self._model.pack()
@@ -223,108 +219,24 @@ class _Share:
 def _computed_s(work: Callable[[], object], busy: bool, once: bool = False) -> float:
     """Return the seconds that `work` computes, in several runs after one that warms up.
 
-    With one thread it is CPU time, without the turns of other processes. If the other cores shall be `busy` it is the
-    median; otherwise the least, since other processes slow it through shared caches, memory and hyper-threads.
+    It is CPU time, without the turns of other processes; of several threads, their mean. If the other cores shall be
+    `busy` it is the median; otherwise the least, since other processes slow it through shared caches, memory and
+    hyper-threads.
     """
     import torch
 
-    alone = torch.get_num_threads() == 1
-    clock = time.thread_time if alone else time.perf_counter
+    threads = torch.get_num_threads()
+    clock = time.thread_time if threads == 1 else time.process_time
     work()
     took: list[float] = []
     until = time.perf_counter() + _ROUND_S
     while not once and (len(took) < 3 or time.perf_counter() < until):
         begun = clock()
         work()
-        took.append(clock() - begun)
+        took.append((clock() - begun) / threads)
     if not took:
         return 0.0
     return statistics.median(took) if busy else min(took)
-
-
-def _hops(sizes: list[int]) -> Curve:
-    """Return the seconds of a message between two processes: half of the time there and back."""
-    from ppengine.stage.wire import Wire
-
-    ends = _connected()
-
-    def play(number: int) -> list[tuple[float, float]]:
-        wire = Wire(ends[number], 1 - number, lambda: False)
-        found = []
-        for size in sizes:
-            data = memoryview(bytearray(size))
-
-            def there_and_back(data: memoryview = data) -> None:
-                for step in (number, 1 - number):
-                    wire.receive(data) if step else wire.send([data])
-
-            found.append((float(size), _fixed_s(there_and_back) / 2))
-        return found
-
-    return _rising(in_forks(2, play, list[tuple[float, float]])[0])
-
-
-def _reduces(ranks: int, sizes: list[int], dtype: Any) -> Curve:
-    """Return the seconds of an all-reduce of `ranks` processes, by bytes of a part."""
-    import torch
-
-    from ppengine.stage.edge_addresses import FolderBook
-    from ppengine.stage.host_exchange import HostExchange, pairs
-    from ppengine.stage.meeting import meet
-    from ppengine.stage.recorder import Recorder
-    from ppengine.stage.wire import Wire
-
-    def play(folder: Path, rank: int) -> list[tuple[float, float]]:
-        book = FolderBook(folder, 1)
-
-        def meet_all() -> dict[int, Wire]:
-            mine = [pair for pair in pairs(range(ranks)) if rank in pair]
-            names = {sum(pair) - rank: (f"p{pair[0]}.{pair[1]}", pair[1] == rank) for pair in mine}
-            wires = {peer: meet(book, name, up, 0, lambda: False, peer) for peer, (name, up) in names.items()}
-            return dict(sorted(wires.items()))
-
-        torch.set_num_threads(1)
-        exchange = HostExchange(0, rank, folder, meet_all, Recorder(folder / f"r{rank}.ring", "main", 0, rank))
-        found = []
-        for size in sizes:
-            part = torch.zeros(1, size, dtype=dtype)
-            found.append((float(part.nbytes), _fixed_s(lambda part=part: exchange.all_reduce(part, 0))))  # type: ignore[misc]
-        exchange.close()
-        return found
-
-    with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
-        play_here = functools.partial(play, Path(folder))
-        return _rising(in_forks(ranks, play_here, list[tuple[float, float]])[0])
-
-
-def _fixed_s(work: Callable[[], object], groups: int = 12, times: int = 10) -> float:
-    """Return the mean seconds of `work` in the best group of several; all processes do it equally often."""
-    means = []
-    for _ in range(groups):
-        begun = time.perf_counter()
-        for _ in range(times):
-            work()
-        means.append((time.perf_counter() - begun) / times)
-    return min(means)
-
-
-def _rising(points: list[tuple[float, float]]) -> Curve:
-    """Return a curve that does not fall: noise must not make larger sizes cheaper."""
-    made: list[tuple[float, float]] = []
-    for size, seconds in points:
-        made.append((size, max(seconds, made[-1][1] if made else 0.0)))
-    return Curve(made)
-
-
-def _connected() -> list[socket.socket]:
-    """Return both ends of a TCP connection, which is what edges are."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        caller = socket.create_connection(listener.getsockname())
-        return [listener.accept()[0], caller]
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 if __name__ == "__main__":

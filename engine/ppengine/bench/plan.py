@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.bench.arguments import Parser, above_zero, at_least_one, rate
+from ppengine.bench.arguments import Overdue, Parser, above_zero, at_least_one, overdue_after, rate
 from ppengine.bench.costs import Costs, GivenRates, Load, costs_of_rates
 from ppengine.bench.host_rates import measured_host, write_small
 from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimate, lay_out
@@ -72,18 +71,13 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Print a plan. Exit codes as the CLI's: 1 error, 2 usage, 5 --timeout is over, 8 nothing fits, 130 interrupted."""
     arguments = parse()
-
-    def over(*_: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, arguments.timeout or 0.0)
+    overdue_after(arguments.timeout)
     try:
         plan = make_plan(arguments)
     except ConfigError as error:
         print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 2
-    except TimeoutError:
+    except Overdue:
         print(f"error: not done within {arguments.timeout:g} s", file=sys.stderr)
         return 5
     except (EngineError, ValueError) as error:

@@ -51,7 +51,7 @@ def adopt(fd: int | None, on_close: Callable[[], None] | None = None) -> None:
         raise SystemExit(f"error: --lifeline {fd}: {error.strerror}; it must be an open pipe") from None
     parent = _greeting(fd)
     if on_close is None and parent:
-        _die_with(parent)
+        die_with(parent)
     watch(fd, on_close or _leave)
 
 
@@ -79,7 +79,7 @@ def _greeting(fd: int) -> int:
     return int(line) if line.isdigit() else 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Have the kernel send SIGKILL when `parent` goes; leave now if it went before the request."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Where prctl is refused (a seccomp profile), the pipe alone has to do.
