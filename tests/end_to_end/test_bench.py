@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_vllm import install
 
 COMMAND = [sys.executable, "-m", "ppconsole", "bench"]
 
@@ -105,3 +106,17 @@ def test_a_workload_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert bench("tiny", "--workload", "single", "--requests", "4").stderr == (
         "error: --workload single has its own requests; leave --requests away\n"
     )
+
+
+def test_the_same_requests_in_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for vLLM, which makes its tokens in no time."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    install(tmp_path, monkeypatch)
+    ran = bench("tiny", "--workload", "sixteen", "--scale", "0.1", "--beside", "vllm", "--rounds", "1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    _, pair, whole = map(json.loads, ran.stdout.splitlines())
+    assert pair["vllm_tok_s"] > pair["engine_tok_s"] > 0
+    assert (whole["rounds"], whole["vllm"]) == (1, "0.0.fake") and 0 <= whole["ratio"] < 1
+    warm, round_ = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert len(warm[1]) == len(round_[1]) == 2
+    assert ran.stderr.splitlines()[-1].startswith("ratio")

@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_vllm import install
 from ppengine.bench.__main__ import check_options, make_rounds
 from ppengine.bench.beside import MISSING, Vllm, check_installed, vllm_arguments
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.workload import GREEDY, Job, Sampling
 from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile
 
-FAKE = '''
-"""What the driver uses of vLLM, and nothing else."""
-import json, os, sys
-from types import SimpleNamespace
-
-__version__ = "0.0.fake"
-print("vLLM talks on stdout")
-
-
-class SamplingParams:
-    def __init__(self, *, temperature, top_p, max_tokens, ignore_eos, detokenize, seed=None, top_k=-1):
-        assert ignore_eos and not detokenize
-        self.max_tokens, self.said = max_tokens, [temperature, top_p, top_k, seed]
-
-
-class LLM:
-    def __init__(self, model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len,
-                 skip_tokenizer_init=False):
-        if model.endswith("broken"):
-            raise RuntimeError("no such model")
-        self.said = [model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len]
-        os.write(1, b"so do its processes\\n")
-
-    def generate(self, prompts, params, use_tqdm=True):
-        assert not use_tqdm and all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
-        with open(os.environ["FAKE_LOG"], "a") as log:
-            log.write(json.dumps([self.said, [len(p["prompt_token_ids"]) for p in prompts], params[-1].said]) + "\\n")
-        short = os.environ.get("FAKE_SHORT", "")
-        counts = [1 if short else each.max_tokens for each in params]
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * count)]) for count in counts]
-'''
-
 
 @pytest.fixture
 def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package `vllm` for processes started from here; the file that its calls are written to."""
-    package = tmp_path / "packages" / "vllm"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(FAKE)
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    )
-    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "calls"))
+    install(tmp_path, monkeypatch)
     return tmp_path / "calls"
 
 

@@ -29,7 +29,7 @@ _CHUNK = 256
 _CONTEXT = 512
 _WEIGHTS_BYTES = 96 << 20
 """Layers of at least this size run in a row, so that no cache holds weights that a stage would read from memory."""
-_ROUND_S = 0.06
+_ROUND_S = 0.03
 """Seconds in which one figure is measured again and again; at least three times."""
 
 

@@ -1,0 +1,50 @@
+"""A package `vllm` for processes that a test starts: as much of the real one as the driver uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+FAKE = '''
+"""What the driver uses of vLLM, and nothing else."""
+import json, os, sys
+from types import SimpleNamespace
+
+__version__ = "0.0.fake"
+print("vLLM talks on stdout")
+
+
+class SamplingParams:
+    def __init__(self, *, temperature, top_p, max_tokens, ignore_eos, detokenize, seed=None, top_k=-1):
+        assert ignore_eos and not detokenize
+        self.max_tokens, self.said = max_tokens, [temperature, top_p, top_k, seed]
+
+
+class LLM:
+    def __init__(self, model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len,
+                 skip_tokenizer_init=False):
+        if model.endswith("broken"):
+            raise RuntimeError("no such model")
+        self.said = [model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len]
+        os.write(1, b"so do its processes\\n")
+
+    def generate(self, prompts, params, use_tqdm=True):
+        assert not use_tqdm and all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
+        with open(os.environ["FAKE_LOG"], "a") as log:
+            log.write(json.dumps([self.said, [len(p["prompt_token_ids"]) for p in prompts], params[-1].said]) + "\\n")
+        short = os.environ.get("FAKE_SHORT", "")
+        counts = [1 if short else each.max_tokens for each in params]
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * count)]) for count in counts]
+'''
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the package on the path of child processes; its calls are written to `folder / "calls"`."""
+    package = folder / "packages" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FAKE)
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), *before]))
+    monkeypatch.setenv("FAKE_LOG", str(folder / "calls"))
