@@ -102,28 +102,38 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError("--gbps and --tflops belong together: give both, or none")
     machine = machine_of(arguments, profile, given)
     item_bytes = item_bytes_of(profile, spec, machine.cards)
-    layouts = [lay_out(spec, profile, machine, item_bytes, load, *each) for each in all_layouts(machine.places)]
+    profiles = {
+        stages: profile_of(arguments.model, arguments.settings, stages) for stages in range(1, machine.places + 1)
+    }
+    layouts = [
+        lay_out(spec, profiles[stages], machine, item_bytes, load, stages, ranks)
+        for stages, ranks in all_layouts(machine.places)
+    ]
     fits = [each for each in layouts if not each.refusal]
     if machine.cards:
         costs = card_costs(arguments, profile, spec, item_bytes, fits, given)
     else:
         costs = cpu_costs(profile, machine, fits)
     for each in fits:
-        estimate(each, spec, profile, costs, load)
+        estimate(each, spec, profiles[each.pipeline], costs, load)
     take, why = choose(layouts)
+    folder = Path(arguments.model)
     return Plan(
-        model=profile.name, device=costs.device, places=machine.places, memory_bytes=machine.memory, load=load,
+        model=folder.name if (folder / "config.json").is_file() else profile.name, device=costs.device, places=machine.places, memory_bytes=machine.memory, load=load,
         layouts=layouts, take=take.name if take else None, why=why, costs=costs,
     )  # fmt: skip
 
 
-def profile_of(model: str, settings: list[str]) -> Profile:
-    """Return the profile named `model`, or the one that `LLM` makes of a Hugging Face folder. Raises ConfigError."""
+def profile_of(model: str, settings: list[str], pipeline: int = 1) -> Profile:
+    """Return the profile named `model`, or the one that `LLM` makes of a Hugging Face folder. Raises ConfigError.
+
+    `LLM` runs more requests at a time with more stages.
+    """
     if not Path(model, "config.json").is_file():
         return load_profile(model, settings)
     if settings:
         raise ConfigError(f"--set changes keys of a profile; {model} is a model's folder")
-    return make_profile(model, load_format="dummy")
+    return make_profile(model, load_format="dummy", pipeline_parallel_size=pipeline)
 
 
 def machine_of(arguments: argparse.Namespace, profile: Profile, given: bool) -> Machine:
