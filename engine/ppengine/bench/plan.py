@@ -26,8 +26,8 @@ from ppengine.offline.launch import EngineError
 from ppengine.protocol.error_text import PREFIX, one_line
 
 HOP_US, REDUCE_US, STEP_US = 20.0, 7.0, 200.0
-"""Times of cards, if no option gives them: an 8 KiB hop and a one-shot all-reduce of 128 KiB in a CUDA graph, measured
-on two H200; the host's time of a step is a round figure."""
+"""Times of cards, if no option gives them, as measured on H200: an 8 KiB hop in a CUDA graph, an all-reduce of 128 KiB
+there, and the part of a decode step in which nothing runs on the card."""
 _HANDLE_BYTES = 2 << 20
 _GIB = 1 << 30
 
@@ -119,8 +119,9 @@ def make_plan(arguments: argparse.Namespace) -> Plan:
     take, why = choose(layouts)
     folder = Path(arguments.model)
     return Plan(
-        model=folder.name if (folder / "config.json").is_file() else profile.name, device=costs.device, places=machine.places, memory_bytes=machine.memory, load=load,
-        layouts=layouts, take=take.name if take else None, why=why, costs=costs,
+        model=folder.name if (folder / "config.json").is_file() else profile.name, device=costs.device,
+        places=machine.places, memory_bytes=machine.memory, load=load, layouts=layouts,
+        take=take.name if take else None, why=why, costs=costs,
     )  # fmt: skip
 
 
