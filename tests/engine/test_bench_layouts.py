@@ -32,7 +32,7 @@ from ppengine.common.config import MemoryConfig, ModelConfig, Profile, Scheduler
 from ppengine.common.memory_arithmetic import StageBudget, plan_memory
 from ppengine.models import build_stage
 from ppengine.stage.backends.base import KvShape
-from ppengine.stage.rank_group import RankGroup
+from ppengine.stage.rank_group import LoneRank
 from thread_group import make_spec
 
 GIB = 1 << 30
@@ -76,7 +76,7 @@ def test_weights_are_those_of_the_stages_that_the_engine_builds(family_spec: Mod
                 for first, last in ((True, True), (True, False), (False, False), (False, True)):
                     shard = shard_of(spec, rank, size)
                     stage = build_stage(
-                        spec, (1, 3), first, last, torch.float32, shard=shard, group=RankGroup(rank, size)
+                        spec, (1, 3), first, last, torch.float32, shard=shard, group=LoneRank(rank, size)
                     )
                     assert share_bytes(spec, shard, 2, 4, first=first, last=last) == stage.weights_bytes
 

@@ -60,7 +60,9 @@ class World:
 
     def look(self, second: float, changes: dict[Place, dict[str, Any]] = ANY) -> None:
         seen = [sample(p.stage, rank=p.rank, pid=pid(p), **changes.get(p, {})) for p in PLACES]
-        self.collector.take(AgentReport(mono_ns=self.from_ns + int(second * 1e9), node=self.collector.node, stages=seen))
+        self.collector.take(
+            AgentReport(mono_ns=self.from_ns + int(second * 1e9), node=self.collector.node, stages=seen)
+        )
         self.collector.judge(stopping=False)
 
 

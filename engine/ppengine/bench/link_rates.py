@@ -41,9 +41,10 @@ def reduces(ranks: int, sizes: list[int], dtype: Any) -> Curve:
     """Return the seconds of an all-reduce of `ranks` processes, by bytes of a part."""
     import torch
 
+    from ppengine.stage.backends.cpu.host_group import HostGroup
     from ppengine.stage.edge_addresses import FolderBook
-    from ppengine.stage.host_exchange import HostExchange, pairs
     from ppengine.stage.meeting import meet
+    from ppengine.stage.rank_group import pairs
     from ppengine.stage.recorder import Recorder
     from ppengine.stage.wire import Wire
 
@@ -57,12 +58,13 @@ def reduces(ranks: int, sizes: list[int], dtype: Any) -> Curve:
             return dict(sorted(wires.items()))
 
         torch.set_num_threads(1)
-        exchange = HostExchange(0, rank, folder, meet_all, Recorder(folder / f"r{rank}.ring", "main", 0, rank))
+        group = HostGroup(0, rank, ranks, folder, Recorder(folder / f"r{rank}.ring", "main", 0, rank))
+        group.join(1, meet_all)
         found = []
         for size in sizes:
             part = torch.zeros(1, size, dtype=dtype)
-            found.append((float(part.nbytes), _fixed_s(lambda part=part: exchange.all_reduce(part, 0))))  # type: ignore[misc]
-        exchange.close()
+            found.append((float(part.nbytes), _fixed_s(lambda part=part: group.all_reduce(part, 0))))  # type: ignore[misc]
+        group.close()
         return found
 
     with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:

@@ -155,7 +155,7 @@ class _Share:
         from ppengine.stage.backends.base import KvShape
         from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
         from ppengine.stage.batch_state import BatchState
-        from ppengine.stage.rank_group import RankGroup
+        from ppengine.stage.rank_group import LoneRank
 
         self._spec = spec = read_spec(Path(wanted.model))
         shard = shard_of(spec, 0, tensor)
@@ -163,7 +163,7 @@ class _Share:
         one = share_bytes(spec, shard, 1, dtype.itemsize, first=False, last=False)
         layers = self._layers = max(1, min(spec.num_layers, -(-_WEIGHTS_BYTES // one)))
         self._model = build_stage(
-            spec, layers=(0, layers), first=True, last=True, dtype=dtype, shard=shard, group=RankGroup(0, tensor)
+            spec, layers=(0, layers), first=True, last=True, dtype=dtype, shard=shard, group=LoneRank(0, tensor)
         )
         for source in self._model.sources:
             source.target.fill_(0.01)

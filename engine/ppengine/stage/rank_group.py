@@ -56,9 +56,10 @@ class RankGroup(ABC):
 
 
 class LoneRank(RankGroup):
-    """The only rank of a stage: nothing to exchange."""
+    """A rank that meets no other: the only one of its stage, or one of `size` that is measured alone."""
 
-    rank, size = 0, 1
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
 
     @override
     def join(self, generation: int, meet_all: MeetAll) -> None:
@@ -70,7 +71,7 @@ class LoneRank(RankGroup):
 
     @override
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
-        return part
+        return part if self.size == 1 else part.new_zeros(len(part), sum(widths))
 
     @override
     def check_peer(self) -> None:
