@@ -204,15 +204,17 @@ class GivenRates(msgspec.Struct, frozen=True, kw_only=True):
     hop_us: float
     reduce_us: float
     step_us: float
+    """Time of a decode step through all layers in which nothing runs on the card."""
 
 
 def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: list[int], device: str) -> Costs:
     """Return the costs of cards with `rates`: weights and context are read once a step, products come on top.
 
-    A message of a hop, and of an all-reduce, takes its fixed time and its bytes twice at the rate of memory.
+    A message of a hop, and of an all-reduce, takes its fixed time and its bytes twice at the rate of memory. The time
+    of a step without a running kernel is spread over all layers: it is between kernels.
     """
     byte_s, flop_s = 1e-9 / rates.gbps, 1e-12 / rates.tflops
-    shares = []
+    shares, idle_s = [], rates.step_us * 1e-6 / spec.num_layers
     for size in ranks:
         shard = shard_of(spec, 0, size)
         layer = share_bytes(spec, shard, 1, item_bytes, first=False, last=False)
@@ -222,7 +224,7 @@ def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: l
         shares.append(
             ShareTimes(
                 tensor=size, threads=1, busy=False,
-                layer=_line(layer * byte_s, 2 * layer / item_bytes * flop_s),
+                layer=_line(idle_s + layer * byte_s, 2 * layer / item_bytes * flop_s),
                 context_s=kv * byte_s, pair_s=pair,
                 head=_line(head * byte_s, 2 * head / item_bytes * flop_s), embed=_line(0.0, 0.0),
             )
@@ -231,7 +233,6 @@ def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: l
     return Costs(
         device=device, cores=0, item_bytes=item_bytes, shares=shares, hop=hop,
         reduce=dict.fromkeys([size for size in ranks if size > 1], joined),
-        host=HostTimes(step_s=rates.step_us * 1e-6),
     )  # fmt: skip
 
 

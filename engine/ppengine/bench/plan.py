@@ -62,7 +62,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tflops", type=rate, help="product rate of a card")
     parser.add_argument("--hop-us", type=rate, default=HOP_US, help=f"of cards: a message to the next stage ({HOP_US})")
     parser.add_argument("--reduce-us", type=rate, default=REDUCE_US, help=f"of cards: an all-reduce ({REDUCE_US})")
-    parser.add_argument("--step-us", type=rate, default=STEP_US, help=f"of cards: host time of a step ({STEP_US})")
+    parser.add_argument(
+        "--step-us", type=rate, default=STEP_US, help=f"of cards: idle time of a decode step ({STEP_US})"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
     return parser.parse_args()
@@ -190,14 +192,16 @@ def cpu_costs(profile: Profile, machine: Machine, fits: list[Layout]) -> Costs:
 def card_costs(
     arguments: argparse.Namespace, profile: Profile, spec: ModelSpec, item_bytes: int, fits: list[Layout], given: bool
 ) -> Costs:
-    """Return the costs of cards: by the options, or by a copy and a product on the card that is here."""
+    """Return the costs of cards: by the options, or by a copy and one of its products on the card that is here."""
     if given:
         here = Rates(
             device="cards of the given rates", item_bytes=item_bytes, copy_gbps=arguments.gbps,
             product_tflops=arguments.tflops,
         )  # fmt: skip
     else:
-        here = measured(profile, spec, 1)
+        here = measured(
+            profile, spec, 1, (profile.scheduler.max_num_batched_tokens, spec.hidden_size, spec.intermediate_size)
+        )
     rates = GivenRates(
         gbps=here.copy_gbps, tflops=here.product_tflops, hop_us=arguments.hop_us, reduce_us=arguments.reduce_us,
         step_us=arguments.step_us,

@@ -1,7 +1,7 @@
 """The limits of a device: rates measured by a copy and a product, and the least time of work at such rates.
 
-`python -m ppengine.bench.rates DTYPE STORED cpu|auto THREADS` measures and prints them as JSON: a process of its own,
-so that the card is free again before the engine starts.
+`python -m ppengine.bench.rates DTYPE STORED cpu|auto THREADS [ROWS INPUTS OUTPUTS]` measures and prints them as JSON: a
+process of its own, so that the card is free again before the engine starts.
 """
 
 from __future__ import annotations
@@ -55,12 +55,15 @@ def limit_seconds(spec: ModelSpec, item_bytes: int, jobs: list[Job], stages: int
     return alone * (read / (gbps * 1e9) + products / (tflops * 1e12))
 
 
-def measured(profile: Profile, spec: ModelSpec, threads: int) -> Rates:
-    """Return the rates of the device that a stage of `profile` gets. Raises ValueError where it cannot be used."""
+def measured(profile: Profile, spec: ModelSpec, threads: int, shape: tuple[int, int, int] | None = None) -> Rates:
+    """Return the rates of the device that a stage of `profile` gets. Raises ValueError where it cannot be used.
+
+    `shape`: rows, inputs and outputs of the product; None: a square one that is as fast as the device can be.
+    """
     device = profile.parallel.device
     on_cpu = device == "cpu" or (device == "auto" and profile.memory.device_mib is not None)
     dtypes = [profile.model.dtype, spec.dtype, "cpu" if on_cpu else "auto"]
-    command = [sys.executable, "-m", "ppengine.bench.rates", *dtypes, str(threads)]
+    command = [sys.executable, "-m", "ppengine.bench.rates", *dtypes, str(threads), *map(str, shape or ())]
     ran = subprocess.run(command, capture_output=True, check=False)
     if ran.returncode:
         last = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
@@ -68,7 +71,7 @@ def measured(profile: Profile, spec: ModelSpec, threads: int) -> Rates:
     return msgspec.json.decode(ran.stdout, type=Rates)
 
 
-def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
+def measure(wanted: str, stored: str, where: str, threads: int, shape: tuple[int, ...] = ()) -> Rates:
     """Measure in this process. `wanted`: the profile's dtype; `stored`: that of the weights; `where`: cpu or auto."""
     import torch
 
@@ -79,15 +82,17 @@ def measure(wanted: str, stored: str, where: str, threads: int) -> Rates:
     dtype = resolve_dtype(wanted, stored, half=device == "cuda")
     copied = torch.ones(2, _COPY_BYTES[device], dtype=torch.uint8, device=device)
     copy_s = _seconds(torch, device, lambda: copied[0].copy_(copied[1]))
-    width = _WIDTH[device]
-    matrix = torch.ones(width, width, dtype=dtype, device=device)
-    product_s = _seconds(torch, device, lambda: matrix @ matrix)
+    rows, inputs, outputs = shape or 3 * (_WIDTH[device],)
+    # Numbers as in a model: a card is faster with ones, which take less power.
+    make = torch.randn if shape else torch.ones
+    left, right = (make(size, dtype=dtype, device=device) for size in ((rows, inputs), (inputs, outputs)))
+    product_s = _seconds(torch, device, lambda: left @ right)
     name = torch.cuda.get_device_name(0) if device == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
     return Rates(
         device=name,
         item_bytes=dtype.itemsize,
         copy_gbps=round(2 * _COPY_BYTES[device] / copy_s / 1e9, 2),
-        product_tflops=round(2 * width**3 / product_s / 1e12, 4),
+        product_tflops=round(2 * rows * inputs * outputs / product_s / 1e12, 4),
     )
 
 
@@ -105,4 +110,5 @@ def _seconds(torch: Any, device: str, work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(measure(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))).decode())
+    wanted, stored, where, threads, *shape = sys.argv[1:]
+    print(msgspec.json.encode(measure(wanted, stored, where, int(threads), tuple(map(int, shape)))).decode())
