@@ -39,8 +39,8 @@ class Answers:
         self.stopping = False
         """A Stop is under way."""
 
-    def give(self, kept: Kept, reply: Reply, *, told: bool = False) -> None:
-        """Give an answer. `told`: its event has been made already."""
+    def give(self, kept: Kept, reply: Reply, *, reported: bool = False) -> None:
+        """Give an answer. `reported`: its event has been made already."""
         waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
         kept.replies.append(reply)
         kept.over = kept.over or is_end(reply)
@@ -56,7 +56,7 @@ class Answers:
             self.stopping = False
         self._note_request(kept, reply)
         # One event reports the end of a command. Acceptance is an event only if the end comes later.
-        if told or known or kept.entry.dry_run or isinstance(reply, Accepted):
+        if reported or known or kept.entry.dry_run or isinstance(reply, Accepted):
             return
         if isinstance(reply, Deferred) and not waited:
             for earlier in kept.replies[:-1]:

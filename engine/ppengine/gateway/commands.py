@@ -122,7 +122,7 @@ class CommandDesk:
         if kept is None or kept.over:
             return False
         # The core makes the event of an end itself: it also ends operations that came by other ways.
-        self._answers.give(kept, reply, told=core and isinstance(reply, Outcome))
+        self._answers.give(kept, reply, reported=core and isinstance(reply, Outcome))
         return True
 
     # --- a predecessor --------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class CommandDesk:
         for reply in answer.replies:
             kept = self._kept.get(reply.id)
             if kept is not None and reply not in kept.replies and not any(map(is_end, kept.replies)):
-                self._answers.give(kept, reply, told=isinstance(reply, Outcome))
+                self._answers.give(kept, reply, reported=isinstance(reply, Outcome))
         for identity in answer.unknown:
             kept = self._kept.get(identity)
             if kept is None:

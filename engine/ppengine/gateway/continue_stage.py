@@ -14,7 +14,7 @@ from ppengine.protocol.discovery import process_start
 def continue_stage(command: Command, op: str, stage: int, found: Mapping[str, tuple[int, int]]) -> Iterator[Reply]:
     """Yield the answers to a command to continue `stage`; act between them.
 
-    `found`: (pid, start time) of its processes by name. Where some ranks are stopped, they alone are continued.
+    `found`: (pid, start time) of its processes by name. If some ranks are stopped, they alone are continued.
     """
     pids = {name: pid for name, (pid, start) in found.items() if process_start(pid) == start}
     if not pids:
