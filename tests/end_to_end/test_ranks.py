@@ -56,9 +56,9 @@ async def judged(op: Operator, place: Place, cause: str, since: float) -> float:
     before = op.engine.queued()
     picture = await op.until(lambda seen: bool(roots(seen)), f"{place} is {cause}", core=False)
     assert named(place, cause)(picture), picture.verdicts
-    took = picture.sampled_at - since - (op.engine.queued() - before)
-    print(f"{place} is {cause}: named after {took:.2f} s")
-    return took
+    took, queued = picture.sampled_at - since, op.engine.queued() - before
+    print(f"{place} is {cause}: named after {took:.2f} s, with {queued:.2f} s in queues for a CPU")
+    return took - queued
 
 
 async def begun(op: Operator) -> list[str]:
