@@ -12,7 +12,8 @@ import ppconsole.view
 import pytest
 from ppconsole.view import kvmap, marks, timeline
 from ppconsole.view.cells import Column
-from ppengine.protocol.snapshot import Cause, EngineState, StageState
+from ppengine.protocol.snapshot import Cause, EngineState
+from ppengine.protocol.stage_info import StageState
 
 HANDBOOK = (Path(__file__).resolve().parent.parent / "docs" / "handbook.md").read_text()
 SPANS = {part for span in re.findall(r"`([^`]+)`", HANDBOOK) for part in (span, *span.split())}

@@ -78,24 +78,26 @@ from ppengine.protocol.inspection import (
 from ppengine.protocol.past_files import CAPABILITY, ListPast, ReadPast
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
-    CordonInfo,
-    DeviceInfo,
     EngineInfo,
     Event,
     Events,
-    KvBlocks,
     Queues,
     RequestInfo,
     Snapshot,
+    Throughput,
+    Verdict,
+    Why,
+)
+from ppengine.protocol.stage_info import (
+    CordonInfo,
+    DeviceInfo,
+    KvBlocks,
     StageInfo,
     StageMemory,
     StepMs,
     StreamInfo,
     SwapBlocks,
-    Throughput,
-    Verdict,
     Waiting,
-    Why,
 )
 from ppengine.protocol.verb_table import ROWS, Role, covers
 from ppengine.protocol.verbs import (

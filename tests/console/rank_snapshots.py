@@ -6,7 +6,8 @@ import msgspec
 import snapshots
 from ppengine.protocol.gpu import GpuInfo, GpuPeer
 from ppengine.protocol.inspection import FaultDetail
-from ppengine.protocol.snapshot import DeviceInfo, Snapshot, StageInfo, StepMs, StreamInfo, Verdict, WaitInfo, Waiting
+from ppengine.protocol.snapshot import Snapshot, Verdict, WaitInfo
+from ppengine.protocol.stage_info import DeviceInfo, StageInfo, StepMs, StreamInfo, Waiting
 
 
 def ranks(stages: int = 2, tensor: int = 2, requests: int = 8) -> Snapshot:

@@ -22,24 +22,26 @@ from ppengine.protocol.inspection import (
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerHandOff, LedgerStream, StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import (
-    DeviceInfo,
     EngineInfo,
     Event,
-    KvBlocks,
     OperationInfo,
     Queues,
     RequestInfo,
     Snapshot,
+    Throughput,
+    Verdict,
+    WaitInfo,
+    Why,
+)
+from ppengine.protocol.stage_info import (
+    DeviceInfo,
+    KvBlocks,
     StageInfo,
     StageMemory,
     StepMs,
     StreamInfo,
     SwapBlocks,
-    Throughput,
-    Verdict,
-    WaitInfo,
     Waiting,
-    Why,
 )
 
 MIB = 1024 * 1024

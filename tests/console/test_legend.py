@@ -39,7 +39,7 @@ from ppconsole.view.keys import HELP_KEYS, help_rows
 from ppengine.common.ring.layout import Kind
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
-from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.stage_info import CordonInfo
 
 
 @pytest.fixture

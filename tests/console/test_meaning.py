@@ -10,7 +10,8 @@ from ppconsole.view import colours, help_page, legend, marks, meaning, request_t
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.theme import PALETTES
 from ppengine.common.ring.layout import Kind
-from ppengine.protocol.snapshot import CordonInfo, Why
+from ppengine.protocol.snapshot import Why
+from ppengine.protocol.stage_info import CordonInfo
 from test_tui_console import console
 
 

@@ -27,7 +27,8 @@ from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.snapshot import CordonInfo, Event
+from ppengine.protocol.snapshot import Event
+from ppengine.protocol.stage_info import CordonInfo
 from ppengine.protocol.verbs import (
     Abort,
     Continue,

@@ -13,7 +13,7 @@ from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.streams_screen import StreamsScreen
 from ppengine.protocol.inspection import FindingsDetail
 from ppengine.protocol.recording import LinkState
-from ppengine.protocol.snapshot import CordonInfo
+from ppengine.protocol.stage_info import CordonInfo
 from ppengine.protocol.verbs import Continue, Cordon, RestartStage, SetCheck
 from test_tui_console import console
 

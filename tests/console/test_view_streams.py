@@ -8,7 +8,8 @@ from ppconsole.view import events, stream_table
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding, LedgerBuffer, LedgerStream
-from ppengine.protocol.snapshot import ChecksInfo, StreamInfo
+from ppengine.protocol.snapshot import ChecksInfo
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.verbs import SetCheck
 
 

@@ -30,7 +30,8 @@ from ppengine.drills.incident_programs import INCIDENTS
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail, RingsDetail
 from ppengine.protocol.recording import Recorder, Update
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import Event, Snapshot, StreamInfo, Verdict
+from ppengine.protocol.snapshot import Event, Snapshot, Verdict
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.stage.ledger.ledger import Ledger
 from serving import Served
 

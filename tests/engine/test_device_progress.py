@@ -25,7 +25,7 @@ from ppengine.diagnosis.tracker import EvidenceTracker
 from ppengine.protocol.facts import Lost, Serving
 from ppengine.protocol.gpu import GpuInfo, Xid
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.stage.backends.cuda.stream_progress import DeviceProgress, StreamProgress
 
 

@@ -14,7 +14,8 @@ from ppengine.common.ring import Kind
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import expected_ms
 from ppengine.diagnosis.evidence import StageEvidence
-from ppengine.protocol.snapshot import StreamInfo, Verdict
+from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_info import StreamInfo
 
 MS, SECOND = 1_000_000, 1_000_000_000
 LAUNCH_MS = 1.5

@@ -21,7 +21,8 @@ from ppengine.protocol.facts import Exited, Lost
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict, Waiting
+from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict
+from ppengine.protocol.stage_info import Waiting
 from ppengine.protocol.stage_samples import AgentReport, PaceSample
 
 S = 1_000_000_000

@@ -24,7 +24,8 @@ from ppengine.protocol.control import Command, Inspect, Outcome
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.inspection import StacksDetail, StageStacks
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Cause, Event, Verdict, Waiting
+from ppengine.protocol.snapshot import Cause, Event, Verdict
+from ppengine.protocol.stage_info import Waiting
 from ppengine.protocol.stage_samples import AgentReport
 from ppengine.protocol.verbs import Continue
 

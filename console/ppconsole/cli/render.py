@@ -9,7 +9,8 @@ from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import ChecksInfo, EngineInfo, Event, Latency, RequestInfo, Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import ChecksInfo, EngineInfo, Event, Latency, RequestInfo, Snapshot, Verdict
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
 from ppconsole.model.facts import cordon_text, verdict_text

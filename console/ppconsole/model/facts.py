@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import of_snapshot, words
 from ppconsole.model.safe import clean

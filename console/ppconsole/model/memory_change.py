@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ppengine.protocol.snapshot import Snapshot, StageInfo
+    from ppengine.protocol.snapshot import Snapshot
+    from ppengine.protocol.stage_info import StageInfo
 
 FORM = "a number above 0 and at most 1, such as 0.5, or a change of the KV memory: -20%, +5%, -2GiB"
 _CHANGE = re.compile(r"([+-])(\d+\.?\d*|\.\d+)\s*(%|([KMGT])(?:iB)?)", re.IGNORECASE)

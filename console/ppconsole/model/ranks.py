@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 
 def place_of(stage: StageInfo) -> Place:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import msgspec
 from ppengine.protocol.gpu import GpuInfo, GpuPeer
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import DeviceInfo, Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import DeviceInfo, StageInfo
 
 from ppconsole.model.ranks import place_of
 

@@ -8,7 +8,8 @@ from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import msgspec
-from ppengine.protocol.snapshot import KvBlocks, Latency, Queues, Snapshot, StageMemory, Throughput
+from ppengine.protocol.snapshot import Latency, Queues, Snapshot, Throughput
+from ppengine.protocol.stage_info import KvBlocks, StageMemory
 
 from ppconsole.model.units import ratio
 

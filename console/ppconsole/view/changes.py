@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ppengine.protocol.snapshot import Event, KvBlocks, Snapshot
+from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.stage_info import KvBlocks
 
 from ppconsole.model.ranks import of_snapshot
 from ppconsole.model.units import UNKNOWN, age_text, count_text, wall_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import Event, StageInfo
+from ppengine.protocol.snapshot import Event
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.folding import folded
 from ppconsole.model.ranks import words

@@ -6,7 +6,8 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, StageInfo, Verdict
+from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import place_of
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, Why
+from ppengine.protocol.snapshot import RequestInfo, Snapshot, Why
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.facts import cordon_text
 from ppconsole.model.ranks import words_of

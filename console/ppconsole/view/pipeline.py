@@ -9,7 +9,8 @@ from collections.abc import Sequence, Set
 from itertools import groupby
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import place_of, several
 from ppconsole.model.ranks import words as name_of

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.facts import cordon_text
 from ppconsole.model.ranks import several, words_of

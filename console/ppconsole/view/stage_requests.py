@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.units import bytes_text, count_text
 from ppconsole.view.cells import FLEX, Column, Row, fit, header, place, row, table_row

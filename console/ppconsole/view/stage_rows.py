@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import place_of, several, short
 from ppconsole.model.units import ratio

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, StageInfo
+from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import place_of, several
 from ppconsole.model.units import UNKNOWN, count_text, percent_text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import ChecksInfo, Snapshot, StageInfo, StreamInfo
+from ppengine.protocol.snapshot import ChecksInfo, Snapshot
+from ppengine.protocol.stage_info import StageInfo, StreamInfo
 from ppengine.protocol.verbs import CheckName, SetCheck
 
 from ppconsole.model.ranks import of_snapshot, place_of, several, words

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import RequestInfo, Snapshot, StageInfo, StreamInfo, Waiting
+from ppengine.protocol.snapshot import RequestInfo, Snapshot
+from ppengine.protocol.stage_info import StageInfo, StreamInfo, Waiting
 
 from ppconsole.model.ranks import short, words
 from ppconsole.model.units import count_text

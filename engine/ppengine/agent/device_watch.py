@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ppengine.common.device_page import DevicePageReader, Line
 from ppengine.common.ring import in_ms
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 
 OWNER = "main"
 """The thread that launches on all streams."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from ppengine.common.groups import Groups
 from ppengine.common.ring import DONE_NS, KIND, SEQ, Kind, Record, Row, in_ms
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import StreamInfo, Waiting
+from ppengine.protocol.stage_info import StreamInfo, Waiting
 
 MAX_PENDING = 64
 RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})

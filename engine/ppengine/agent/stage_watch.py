@@ -22,7 +22,7 @@ from ppengine.common.edge_messages import MessageTrack
 from ppengine.common.groups import Groups, site_text
 from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample
 
 SLOW_S = 1.0

@@ -18,7 +18,8 @@ from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.reports import CoreReport, StageView
-from ppengine.protocol.snapshot import MAX_REQUESTS, CordonInfo, EngineInfo, Queues, RequestInfo, Throughput
+from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
+from ppengine.protocol.stage_info import CordonInfo
 
 WINDOW_S = 2.0
 """Seconds of the rates: an engine that hangs must not look busy."""

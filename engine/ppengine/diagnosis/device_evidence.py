@@ -9,7 +9,7 @@ import msgspec
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import seconds
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 
 STREAM_AFTER_S = 1.0
 """Least age of a stream without progress that makes it the cause of blocked work."""

@@ -8,7 +8,7 @@ import msgspec
 
 from ppengine.protocol.gpu import GpuProcess, Xid
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import (
     CpuShares,
     EdgeSample,

@@ -28,7 +28,8 @@ from ppengine.diagnosis.wait_graph import (
     receiving_from,
     stages_of,
 )
-from ppengine.protocol.snapshot import Cause, StreamInfo, Verdict
+from ppengine.protocol.snapshot import Cause, Verdict
+from ppengine.protocol.stage_info import StreamInfo
 
 _WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"}) | RANK_WAITS
 

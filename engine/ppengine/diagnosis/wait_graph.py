@@ -14,7 +14,7 @@ from ppengine.common.ring import shape_text
 from ppengine.diagnosis.budgets import holds_gil, idles_in_vain, is_lost, is_stopped, is_unseen, really_waits
 from ppengine.diagnosis.evidence import Evidence, Key, StageEvidence
 from ppengine.diagnosis.phrases import RANK_WAITS
-from ppengine.protocol.snapshot import StreamInfo
+from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import EdgeSample, Message
 
 

@@ -31,7 +31,8 @@ from ppengine.gateway.shortage_watch import ShortageWatch
 from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import DeviceRooms, GpuInfo
 from ppengine.protocol.reports import CoreReport, Finding, Happened, ProcessReport
-from ppengine.protocol.snapshot import IncidentInfo, LeaseInfo, Snapshot, StageState, Verdict, WaitInfo
+from ppengine.protocol.snapshot import IncidentInfo, LeaseInfo, Snapshot, Verdict, WaitInfo
+from ppengine.protocol.stage_info import StageState
 from ppengine.protocol.stage_samples import TRACED, AgentReport
 
 CORE_SILENT_S = 2.0

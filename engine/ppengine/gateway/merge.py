@@ -12,20 +12,22 @@ from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.snapshot import (
     MAX_REQUESTS,
-    DeviceInfo,
     EngineInfo,
     EngineState,
     IncidentInfo,
-    KvBlocks,
     LeaseInfo,
     Snapshot,
+    Verdict,
+    WaitInfo,
+)
+from ppengine.protocol.stage_info import (
+    DeviceInfo,
+    KvBlocks,
     StageInfo,
     StageMemory,
     StageState,
     StepMs,
     SwapBlocks,
-    Verdict,
-    WaitInfo,
     Waiting,
 )
 from ppengine.protocol.stage_samples import StageSample

@@ -9,16 +9,8 @@ import msgspec
 from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import (
-    CordonInfo,
-    EngineInfo,
-    Event,
-    Latency,
-    OperationInfo,
-    Queues,
-    RequestInfo,
-    Throughput,
-)
+from ppengine.protocol.snapshot import EngineInfo, Event, Latency, OperationInfo, Queues, RequestInfo, Throughput
+from ppengine.protocol.stage_info import CordonInfo
 from ppengine.protocol.stage_samples import AgentReport
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ppengine.protocol.gpu import GpuInfo
-from ppengine.protocol.snapshot import StreamInfo, Waiting
+from ppengine.protocol.stage_info import StreamInfo, Waiting
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True):
