@@ -160,7 +160,7 @@ def test_ranks_on_cards_are_an_estimate_alone() -> None:
     machine = Machine(places=2, cards=True, memory=1 << 20, shared=False, granule=1)
     alone, ranks = laid_out(make_spec(num_heads=4), machine)[:2]
     assert (alone.note, ranks.name) == ("", "1 x 2")
-    assert ranks.note == "GPU stages refuse ranks so far: an estimate alone" and not ranks.runs
+    assert ranks.note == "calls between cards were never measured: an estimate alone" and not ranks.runs
 
 
 # --- time ---------------------------------------------------------------------------------------------------

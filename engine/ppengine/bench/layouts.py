@@ -20,8 +20,8 @@ from ppengine.common.memory_arithmetic import StageBudget, block_bytes, fewest_b
 from ppengine.common.partition import partition_layers
 from ppengine.common.sizes import size_text
 
-RANKS_ON_CARDS = False
-"""Whether GPU stages take `parallel.tensor` above 1 (`stage/backends/selection.py` refuses it by name)."""
+CALLS_MEASURED = False
+"""Whether the cost of an all-reduce between cards was measured; until then no layout with ranks on cards is taken."""
 ALIKE = 0.02
 """Share of tokens a second by which layouts count as equally fast; then the one with fewer places is taken."""
 
@@ -105,8 +105,8 @@ def lay_out(
         made.refusal = str(error)
         return made
     made.layers = [end - start for start, end in spans]
-    if machine.cards and tensor > 1 and not RANKS_ON_CARDS:
-        made.note = "GPU stages refuse ranks so far: an estimate alone"
+    if machine.cards and tensor > 1 and not CALLS_MEASURED:
+        made.note = "calls between cards were never measured: an estimate alone"
     made.threads = profile.threads_per_stage or max(1, machine.cores // made.places) if machine.cores else 1
     _fill(made, spec, profile, machine, item_bytes, load)
     return made
