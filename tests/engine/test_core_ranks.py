@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_world import CoreWorld
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.steps import Drained, Retired, Sampled, StageReady
 from ppengine.protocol.verbs import Cordon, RestartStage, SetMemory
 
@@ -18,7 +18,7 @@ def lose(world: CoreWorld, place: Place, generation: int = 1) -> None:
         role="stage", stage=place.stage, rank=place.rank, pid=9, exit_code=-9, detail="killed by SIGKILL",
         generation=generation,
     )  # fmt: skip
-    world.engine.recovery.on_process(info)
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
     world.engine.advance()
 
 

@@ -39,6 +39,7 @@ from ppengine.core.request_verbs import RequestVerbs
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.serving import Serving
 from ppengine.core.shadow_check import Shadow
+from ppengine.core.stage_messages import StageMessages
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
@@ -117,6 +118,7 @@ class Engine:
             config, stages, tracker, health, requests, checks, operations, event, clock,
             start_stage, notify_stage, note, self.commit, self._serve, self._lose_all,
         )  # fmt: skip
+        self._messages = StageMessages(stages, recovery, health, event, clock, notify_stage)
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
@@ -143,18 +145,18 @@ class Engine:
             case Retired(fatal=False):
                 return message.generation == recovery.generation and self.tracker.acknowledge(message)
             case Retired():
-                recovery.on_fatal(message)
+                self._messages.on_fatal(message)
             case Mapped():
                 return message.generation == recovery.generation and self.tracker.mapped(message)
             case StageReady():
-                recovery.on_ready(message)
+                self._messages.on_ready(message)
                 self._begin_serving()
             case StageProgress():
-                recovery.on_progress(message)
+                self._messages.on_progress(message)
             case StageFailed():
-                recovery.on_failed(message)
+                self._messages.on_failed(message)
             case Drained():
-                recovery.on_drained(message)
+                self._messages.on_drained(message)
             case EdgeAddress():
                 self._meeting_points.take(message)
                 return False
@@ -179,7 +181,7 @@ class Engine:
         """Note how the processes of the stages are, as the supervisor reports."""
         for process in report.processes:
             if process.role == "stage":
-                self.recovery.on_process(process)
+                self._messages.on_process(process)
 
     def _begin_serving(self) -> None:
         """Serve once all stages have met for the first time."""

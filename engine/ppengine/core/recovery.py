@@ -16,7 +16,6 @@ from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.restarts import Refusal, pids_text, reconnects, refusal, restart_plan
 from ppengine.core.serving import Serving
-from ppengine.core.signs_of_life import ORDERED, PROCESS
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.start_tries import StartTries
@@ -26,15 +25,9 @@ from ppengine.protocol import facts
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.steps import (
     FIRST_GENERATION,
-    Drained,
     NewGeneration,
-    Retired,
-    StageFailed,
-    StageProgress,
-    StageReady,
 )
 from ppengine.protocol.verbs import RestartStage
 
@@ -42,8 +35,6 @@ CONNECT_S = 1.0
 """Seconds more for stages to connect to a core that follows another one."""
 DRAIN_S = 2.0
 """Seconds in which a live stage must leave the old generation; otherwise it is restarted too."""
-CONFIRM_S = 0.5
-"""Seconds for which the core waits for the supervisor's exit status after a neighbour reported a stage as lost."""
 
 
 @dataclass(eq=False)
@@ -94,72 +85,6 @@ class Recovery:
         self._note(
             GenerationBegan(mono_ns=self._now_ns(), generation=self.generation, restarted=(), why=why)
         )  # fmt: skip
-
-    # --- messages of stages and supervisor --------------------------------------------------------------------
-
-    def on_process(self, info: ProcessInfo) -> None:
-        """Note how a process of a stage is; the end of a replaced one does not matter."""
-        if info.stage is None:
-            return
-        record = self._stages[info.stage, info.rank or 0]
-        self.takeover.note(record, info)
-        if info.generation != record.started:
-            return
-        if info.exit_code is not None:
-            self._stages.lose(record, info.detail or f"exit code {info.exit_code}", self._clock())
-        elif record.life.sign == ORDERED and not info.replaced:
-            record.life.note(PROCESS, self._clock())
-
-    def on_fatal(self, message: Retired) -> None:
-        """Note that a stage cannot go on; if it names a peer as the cause, the peer is lost instead."""
-        if message.generation != self.generation:
-            return
-        if message.peer is None:
-            self._fail(self._stages[message.stage, message.rank], message.error)
-            return
-        closed = message.error.startswith("lost stage")
-        reporter = self._stages[message.stage, message.rank]
-        peer = self._stages[message.peer, message.rank if message.peer_rank is None else message.peer_rank]
-        why = f"its connection to {reporter.name} closed" if closed else message.error
-        link = LinkBroke(
-            mono_ns=self._now_ns(), stage=message.stage, rank=message.rank, peer=peer.stage,
-            peer_rank=peer.place.rank, text=message.error, closed=closed,
-        )  # fmt: skip
-        self._stages.lose(peer, why, self._clock() + CONFIRM_S, link)
-
-    def on_failed(self, message: StageFailed) -> None:
-        """Note that a stage could not load; its process ends."""
-        record = self._stages[message.stage, message.rank]
-        if message.generation == record.started:
-            self._fail(record, message.text)
-
-    def on_progress(self, message: StageProgress) -> None:
-        """Note a line about loading; send the generation to a stage that may have missed its beginning."""
-        record = self._stages[message.stage, message.rank]
-        record.progress = message.text
-        if message.generation >= record.started:
-            record.life.note(message.phase, self._clock())
-        self._health.progress(message.text)
-        if message.generation < self.generation:
-            self._notify_stage(record.place, NewGeneration(self.generation))
-
-    def on_drained(self, message: Drained) -> None:
-        """Note that a stage has left the older generations."""
-        record = self._stages[message.stage, message.rank]
-        if message.generation == self.generation and record.phase == "draining":
-            record.transition("meeting")
-
-    def on_ready(self, message: StageReady) -> None:
-        """Note that a stage has met its neighbours."""
-        record = self._stages[message.stage, message.rank]
-        if message.generation == self.generation and record.phase != "lost" and record.on_ready(message):
-            self._event("stage.ready", f"{record.name} is ready", stage=record.stage)
-
-    def _fail(self, record: StageRecord, words: str) -> None:
-        """Note the last words of a stage."""
-        pid = None if record.ready is None else record.ready.pid
-        fact = Lost(mono_ns=self._now_ns(), place=record.place, generation=record.started, words=words, pid=pid)
-        self._stages.lose(record, words, self._clock(), fact)
 
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
