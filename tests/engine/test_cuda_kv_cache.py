@@ -22,6 +22,7 @@ from ppengine.stage.backends.cuda import elastic_kv_cache
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.streams import Order
+from ppengine.stage.rank_group import LoneRank
 from ppengine.stage.recorder import Recorder
 from stage_helpers import until
 
@@ -205,7 +206,7 @@ def test_the_fault_of_a_mapping_holds_the_thread_that_maps_and_no_step(world: Wo
     parts = dict.fromkeys(("_receiver", "outgoing", "_model", "_swap", "buffers"))
     arms = SimpleNamespace(_points=Points(), _parts=SimpleNamespace(), _thread=SimpleNamespace(ident=1))
     for _ in range(2):
-        runner = SimpleNamespace(cache=world.cache, **parts)
+        runner = SimpleNamespace(cache=world.cache, _group=LoneRank(), **parts)
         StageFaults.runner(arms, runner)  # type: ignore[arg-type]
         assert runner.cache is world.cache
     segments: Any = world.cache._segments
