@@ -1,4 +1,4 @@
-"""The ZAP handler of a live engine ends or hangs: its port and its sockets let nobody in until another one answers."""
+"""The ZAP handler of a live engine ends or hangs: no key is admitted until another one answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ppconsole plan` expects beside what the engine then does: `python tests/engine/bench_plan.py tiny [wide]`.
+"""Print the plan of `ppconsole plan` beside the measured engine: `python tests/engine/bench_plan.py tiny [wide]`.
 
 Each round plans, then runs every layout on an engine of its own, one after the other; medians of all rounds. `wide` is
 a model of dummy weights that is made for this: 8 layers of width 1024 in float32, 403 MB.

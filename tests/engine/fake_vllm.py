@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FAKE = '''
-"""What the driver uses of vLLM, and nothing else."""
+"""The part of vLLM that the driver uses."""
 import json, os, sys
 from types import SimpleNamespace
 

@@ -20,7 +20,7 @@ class Stage:
         self.watch.look(self.now_ns, self.waits, os.getpid())
 
     def run(self, seconds, main=0.0, throttled=0.0, full=0.0):
-        """Run on, with so many seconds of each a second; return the state."""
+        """Run on with these seconds of each in a second; return the state."""
         for _ in range(seconds):
             self.now_ns += SECOND
             grown = int(main * 1e9), int(throttled * 1e6), int(full * 1e9)

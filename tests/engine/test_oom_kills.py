@@ -8,7 +8,7 @@ MIB = 2**20
 
 
 class Host:
-    """What the kernel says of one process and its cgroup."""
+    """One process and its cgroup, as the kernel shows them."""
 
     groups, kills, resident = "0::/a\n", 0, 200 * MIB
 
