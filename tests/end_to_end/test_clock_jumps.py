@@ -80,8 +80,9 @@ def test_an_incident_lasts_as_long_as_it_does(engine: Served, clock: WallClock) 
         clock.set(DAY - HOUR)
     wait_until(lambda: engine.cli("explain").code == 0, "it is over")
     took = time.monotonic() - begun
-    listed = wait_until(lambda: engine.cli("incidents", "--json").json, "the incident is listed")
-    (info,) = [one["info"] for one in listed if (one["info"]["stage"], one["info"]["cause"]) == (1, "stopped")]
-    assert 0 < info["over_wall"] - info["wall"] <= took, listed
+    # Earlier engines of this name, of other tests, are listed too.
+    mine = lambda: [one for one in engine.cli("incidents", "--json").json if one["engine"] == engine.config.id]  # noqa: E731
+    (incident,) = wait_until(mine, "the incident is listed")
+    assert 0 < incident["info"]["over_wall"] - incident["info"]["wall"] <= took
     ran = engine.cli("history")
     assert ran.code == 0, ran.err

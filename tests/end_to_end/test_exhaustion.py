@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from engines import wait_until
 from exhausted import (
     FEW,
     LIMIT_S,
@@ -169,7 +170,9 @@ async def test_a_removed_run_folder_is_made_again_and_stages_can_be_restarted(en
         await op.output(late)
         recorded = audited(engine)
         assert {one: recorded[one] for one in before} == before and len(recorded) > len(before)
-    assert (await asyncio.to_thread(engine.cli, "status")).code == 0, "consoles that come later find it"
+    await asyncio.to_thread(
+        wait_until, lambda: engine.cli("status").code == 0, "consoles that come later find it", 10.0
+    )
     async with engine.operator() as op:
         name = await op.submit(PROMPT, max_tokens=200)
         os.kill(engine.pids["core"], signal.SIGKILL)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import zmq
 from monitor_helpers import TRIES, Client, FakeCore, make_config, remove, sample, started, until
+from ppengine.common import procfs
 from ppengine.common.curve import be_client, make_keypair
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Ping, Pong, Refused
@@ -88,6 +89,12 @@ def test_garbage_on_the_private_sockets(place, client):
     assert process.poll() is None
 
 
+def served_s(gateway):
+    """Return the seconds so far in which neither this process nor the gateway waited for a core of a busy host."""
+    waited = [procfs.threads_waited_ns(pid) or 0 for pid in (gateway, os.getpid())]
+    return time.monotonic() - sum(waited) / 1e9
+
+
 def test_readers_that_do_not_read_cost_nothing(place, client):
     config, context, core, process = place
     stalled = []
@@ -107,14 +114,15 @@ def test_readers_that_do_not_read_cost_nothing(place, client):
         # Each is 200 kB: what waits for ten stalled readers would be 80 MB if it were not bounded.
         timeline = [[3, 1, 2.0, 3.0]] * 6000
         for _ in range(TRIES):
-            gaps, last = [], time.monotonic()
+            gaps, last = [], served_s(process.pid)
             for _ in range(40):
                 core.agent_report(sample(0, timeline=timeline))
                 core.report()
                 talker.say(Ping(nonce=1))
                 client.snapshot()
-                gaps.append(time.monotonic() - last)
-                last = time.monotonic()
+                now = served_s(process.pid)
+                gaps.append(now - last)
+                last = now
             if sorted(gaps)[len(gaps) // 2] < 0.2 and max(gaps) < 1.0:
                 break
         assert sorted(gaps)[len(gaps) // 2] < 0.2 and max(gaps) < 1.0
