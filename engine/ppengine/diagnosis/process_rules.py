@@ -106,8 +106,8 @@ def _cause_of(case: Case, stage: StageEvidence, first: StageEvidence) -> str:
     """Return what an end is the echo of, empty if it is one of its own."""
     for verdict in case.found:
         # Who was sent the wrong message dies of it; who sent it is named.
-        told = (edge for edge in stage.edges if edge.kind == "receive" and edge.peer == verdict.stage)
-        if verdict.cause == "mismatch" and verdict.rank in (None, stage.rank) and any(told):
+        reported = (edge for edge in stage.edges if edge.kind == "receive" and edge.peer == verdict.stage)
+        if verdict.cause == "mismatch" and verdict.rank in (None, stage.rank) and any(reported):
             return f"after the mismatch of {stage.name_of(verdict.stage or 0)}"
     near = abs(_since(first) - _since(stage)) <= ECHO_S
     return f"after {first.name} was gone" if stage is not first and near and _blames_peer(stage) else ""

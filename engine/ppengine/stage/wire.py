@@ -11,10 +11,6 @@ import errno
 import select
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 POLL_MS = 100
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
