@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +57,20 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+_DESCRIPTORS_MOST = 100
+"""Descriptors that a test may leave open."""
+
+
+def _descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _few_descriptors_stay_open() -> Iterator[None]:
+    """Fail a test that leaves many descriptors open: later tests of its process would fail for them, or hang."""
+    before = _descriptors()
+    yield
+    left = _descriptors() - before
+    assert left <= _DESCRIPTORS_MOST, f"{left} descriptors were left open, at most {_DESCRIPTORS_MOST} may be"

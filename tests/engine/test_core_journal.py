@@ -92,7 +92,7 @@ def test_half_a_frame_at_the_end_is_left_out_without_a_word(tmp_path: Path) -> N
 def test_a_garbled_frame_is_named_and_all_others_are_read(tmp_path: Path, data: st.DataObject) -> None:
     for path in (tmp_path / FILE, tmp_path / OLDER):
         path.unlink(missing_ok=True)
-    written(tmp_path, TURNS)
+    written(tmp_path, TURNS).close()
     good, _ = found(tmp_path)
     content = bytearray((tmp_path / FILE).read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))

@@ -52,12 +52,16 @@ def test_events_go_on_with_their_numbers_wherever_the_file_is_cut(tmp_path: Path
         sizes.append(4 + len(frames.encode(entry)))
     for cut in range(len(whole) + 1):
         (tmp_path / FILE).write_bytes(whole[:cut])
-        log = EventLog(lambda one: None, journal=EventJournal(tmp_path, 100))
+        journal = EventJournal(tmp_path, 100)
+        log = EventLog(lambda one: None, journal=journal)
         left = sum(cut >= end for end in itertools.accumulate(sizes))
         assert (log.newest, log.core) == (left, max(0, left - 1)), "half a record is none"
         log.take(happened(1, 3))
-        assert [one.event.text for one in EventJournal(tmp_path, 100).restored][-3:] == ["c1", "c2", "c3"]
+        reader = EventJournal(tmp_path, 100)
+        assert [one.event.text for one in reader.restored][-3:] == ["c1", "c2", "c3"]
         assert log.newest == max(left, 1) + (3 - max(0, left - 1)) - (left == 0)
+        journal.close()
+        reader.close()
 
 
 def test_the_journal_keeps_two_files_of_bounded_length(tmp_path: Path) -> None:

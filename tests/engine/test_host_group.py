@@ -43,8 +43,14 @@ def join(folder: Path, rank: int, size: int, left: Callable[[], bool]) -> HostGr
 def together(folder: Path, acts: list[Act], left: Callable[[], bool] = lambda: False) -> list[Any]:
     """Return what each rank's act returns, or its exception."""
 
+    broken = threading.Event()
+
     def live(rank: int) -> Any:
-        group = join(folder, rank, len(acts), left)
+        try:
+            group = join(folder, rank, len(acts), lambda: left() or broken.is_set())
+        except BaseException:
+            broken.set()  # The other ranks would wait for this one for ever.
+            raise
         try:
             return acts[rank](group)
         except (PeerLostError, RanksDifferError, SupersededError) as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -187,6 +191,28 @@ def test_who_does_not_know_the_key_is_turned_away(tmp_path: Path) -> None:
         process.kill()
         process.wait(60)
         process.close()
+
+
+def test_two_stages_meet_with_more_descriptors_than_a_select_takes(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"at most {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    book = FolderBook(tmp_path, 1)
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        first = opened.enter_context(Path("/dev/null").open("rb")).fileno()
+        while first < 1024:
+            first = os.dup(first)
+            opened.callback(os.close, first)
+        with ThreadPoolExecutor(2) as threads:
+            late = time.monotonic() + 20
+            ends = [
+                threads.submit(meet, book, "e0", upstream, 0, lambda: time.monotonic() > late)
+                for upstream in (True, False)
+            ]
+            for end in ends:
+                opened.callback(end.result().close)
 
 
 def test_tokens_come_back_in_step_order(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
-import select
+import selectors
 import socket
 import time
 from collections.abc import Callable
@@ -38,26 +38,29 @@ def _answer(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.so
     """Return the first caller that has the key. Strangers wait beside it, each for a short time."""
     key = secrets.token_bytes(_KEY_BYTES)
     callers: dict[socket.socket, _Caller] = {}
-    with contextlib.ExitStack() as opened:
+    # A poll, not a select, which refuses descriptors from 1,024 on.
+    with contextlib.ExitStack() as opened, selectors.PollSelector() as poll:
         listener = opened.enter_context(socket.create_server((book.host, 0), backlog=CALLERS_MOST))
         opened.callback(book.withdraw, name)
         opened.callback(_close_all, callers)
         listener.setblocking(False)
+        poll.register(listener, selectors.EVENT_READ)
         publish_at = 0.0
         while not left():
             now = time.monotonic()
             if now >= publish_at:
                 publish_at = now + POLL_MS / 1e3
                 book.publish(name, listener.getsockname()[1], key)
-            ready, _, _ = select.select([listener, *callers], [], [], POLL_MS / 1e3)
-            for caller in [one for one in ready if one is not listener]:
+            ready = [chosen.fileobj for chosen, _ in poll.select(POLL_MS / 1e3)]
+            for caller in [one for one in callers if one in ready]:
                 if _proves(caller, callers[caller], key):
                     callers.pop(caller)
                     return caller
-            if listener in ready:
-                _admit(listener, callers)
+            if listener in ready and (admitted := _admit(listener, callers)) is not None:
+                poll.register(admitted, selectors.EVENT_READ)
             for caller in [one for one, known in callers.items() if known.over or time.monotonic() > known.deadline]:
                 del callers[caller]
+                poll.unregister(caller)
                 caller.close()
     raise SupersededError(name)
 
@@ -77,18 +80,21 @@ class _Caller:
         self.over = False
 
 
-def _admit(listener: socket.socket, callers: dict[socket.socket, _Caller]) -> None:
-    """Take a call in, and drop the oldest stranger if there are too many."""
-    with contextlib.suppress(OSError):
+def _admit(listener: socket.socket, callers: dict[socket.socket, _Caller]) -> socket.socket | None:
+    """Take a call in and return it, and mark the oldest stranger as over if there are too many."""
+    try:
         caller, _ = listener.accept()
-        caller.setblocking(False)
-        callers[caller] = known = _Caller()
-        try:
-            caller.send(known.nonce)
-        except OSError:
-            known.over = True
+    except OSError:
+        return None
+    caller.setblocking(False)
+    callers[caller] = known = _Caller()
+    try:
+        caller.send(known.nonce)
+    except OSError:
+        known.over = True
     if len(callers) > CALLERS_MOST:
         next(iter(callers.values())).over = True
+    return caller
 
 
 def _proves(caller: socket.socket, known: _Caller, key: bytes) -> bool:
