@@ -6,6 +6,7 @@ import time
 
 import msgspec
 import pytest
+from ppengine.core import outputs as hub_module
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Failed, Fetch, Fetched
@@ -249,3 +250,39 @@ def test_a_restored_output_reads_as_it_did(desk: Desk, sampling: dict[str, objec
     if not before.finished:
         assert fresh.say(" lo") == desk.say(" lo")
         assert fresh.fetch() == desk.fetch()
+
+
+def ended(name: str) -> Entered:
+    """An output of the core before this one."""
+    info = FinishedInfo(
+        id=name, owner="eve", wall=1.0, ended_s=0.0, took_s=1.0, prompt_tokens=1, output_tokens=0, reason="length"
+    )  # fmt: skip
+    return Entered(
+        name=name, session="", first=0, prompt_ids=[1], sampling=SamplingParams(max_tokens=1), seed=7, owner="eve",
+        arrival=1.0, samples=[SampleState(finished=info)],
+    )  # fmt: skip
+
+
+def test_an_end_whose_answer_was_lost_is_there_a_while_also_after_a_restart_of_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_FINISHED", 3)
+    now, dropped = [1000.0], list[str]()
+    hub = OutputHub(None, lambda _client, answer: None, lambda: now[0], lambda: "", dropped.extend)
+    for number in range(3):
+        hub.restore(ended(f"old-{number}"))
+
+    def run(name: str) -> None:
+        hub.open(name, "", [1], SamplingParams(max_tokens=1), 0)
+        hub.push(name, 0, ord("a"), None, ended=False)
+        hub.fetch(b"c", Fetch(nonce=1, request=name, wait_ms=60_000))
+        hub.finish(name, 0, "length")
+        hub.fetch(b"c", Fetch(nonce=2, request=name, wait_ms=0))
+
+    run("a")
+    run("b")
+    assert "a" in hub and "b" in hub and dropped == []
+    now[0] += hub_module.KEEP_READ_S
+    run("c")
+    assert dropped == ["old-0", "old-1", "old-2"]
+    assert all(name in hub for name in "abc")

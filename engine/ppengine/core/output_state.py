@@ -105,7 +105,8 @@ class Output:
     deaths: int = 0
     """Ends of a core of which it may be the reason, without a token between them."""
     changed: int = 0
-    read_to_end: bool = False
+    read_at: float | None = None
+    """When its end was first answered, on the hub's clock; the answer may have been lost on its way."""
 
     @property
     def finished(self) -> bool:

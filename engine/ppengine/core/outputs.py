@@ -6,7 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Literal
 
 from ppengine.checkpoint.tokenizer import Tokenizer
@@ -20,6 +20,8 @@ MAX_WAITING = 10_000
 """Most waiting questions; later ones are answered at once with the present output."""
 KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
+KEEP_READ_S = 60.0
+"""An output stays that long after its end was answered: a gateway that ends takes answers with it."""
 
 
 _Topic = tuple[Literal["more of", "news of", "end in"], str]
@@ -91,7 +93,10 @@ class OutputHub:
             else:
                 sample.late = len(known.tokens)
         self._touch(output)
-        self._finished += output.finished
+        if output.finished:
+            self._finished += 1
+            # What the core before this one has answered is not known.
+            self._note_read(output)
         return output
 
     def __contains__(self, request: str) -> bool:
@@ -225,7 +230,8 @@ class OutputHub:
                 samples=len(output.samples), loss="" if sample.ending is None else sample.ending.info.loss,
             ),
         )  # fmt: skip
-        output.read_to_end = output.read_to_end or output.finished
+        if output.finished:
+            self._note_read(output)
         return True
 
     def _answer_collect(self, client: bytes, question: Collect, last: bool) -> bool:
@@ -238,7 +244,8 @@ class OutputHub:
             return False
         for output in outputs:
             _catch_up(output)
-            output.read_to_end = output.read_to_end or question.finished_only
+            if question.finished_only:
+                self._note_read(output)
         answer = Collected(
             nonce=question.nonce, cursor=self._changes, outputs=[as_wire(output) for output in outputs],
             error=self._failure() if not outputs else "",
@@ -248,9 +255,16 @@ class OutputHub:
 
     def _trim(self) -> None:
         surplus = self._finished - KEEP_FINISHED
-        if surplus > 0:
-            read = (output for output in self._outputs.values() if output.finished and output.read_to_end)
-            self._drop(list(islice(read, surplus)))
+        if surplus <= 0:
+            return
+        late = self._clock() - KEEP_READ_S
+        read = ((one, one.read_at) for one in self._outputs.values() if one.finished and one.read_at is not None)
+        old = takewhile(lambda each: each[1] <= late, read)
+        self._drop([output for output, _ in islice(old, surplus)])
+
+    def _note_read(self, output: Output) -> None:
+        if output.read_at is None:
+            output.read_at = self._clock()
 
     def _drop(self, outputs: list[Output]) -> None:
         for output in outputs:
