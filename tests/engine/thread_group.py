@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.groups import site_text
+from ppkernels.norms import Norm
 from torch import Tensor
 
 T = TypeVar("T")
@@ -64,6 +65,10 @@ class ThreadGroup:
         for more in parts[1:]:
             total.add_(more)
         return total
+
+    def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
+        """Add the sum to `residual`, and return the norm of that."""
+        return norm.of_sum(residual, self.all_reduce(part, site))
 
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         """Return all ranks' `part` [R, w] side by side."""

@@ -28,6 +28,7 @@ from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
 from ppengine.stage.meeting import meet  # noqa: E402
 from ppengine.stage.rank_group import pairs  # noqa: E402
 from ppengine.stage.wire import PeerLostError, Wire  # noqa: E402
+from ppkernels.norms import Norm  # noqa: E402
 
 pytestmark = needs_gpu
 SIZE, WIDTH, REPLAYS = 2, 512, 50
@@ -86,6 +87,19 @@ class Member:
                 call += 1
                 found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
                 assert torch.equal(found.cpu(), total(call, rows, dtype)), (dtype, rows)
+
+    def norms(self) -> None:
+        norm = Norm(torch.linspace(0.5, 2, WIDTH, device=self.device).to(torch.bfloat16), None, 1e-5, centred=False)
+        for call, rows in enumerate((1, 7, 64, 700, 3000)):  # in words, with flags, and above what is fused
+            residual = part(9, call, rows, torch.bfloat16).to(self.device)
+            before = residual.float().cpu()
+            found = self.group.reduce_norm(
+                part(self.rank, call, rows, torch.bfloat16).to(self.device), residual, norm, 0
+            )
+            parts = [part(rank, call, rows, torch.bfloat16).float() for rank in range(SIZE)]
+            after = sum(parts, torch.zeros(rows, WIDTH)) + before
+            torch.testing.assert_close(residual.float().cpu(), after, atol=0.05, rtol=0.01)
+            torch.testing.assert_close(found, norm(residual), atol=0.02, rtol=0.02)
 
     def columns(self) -> None:
         for dtype in (*TYPES, torch.int64):
@@ -167,7 +181,7 @@ def live(folder: Path, rank: int, what: str) -> None:
         member.leave()
 
 
-@pytest.mark.parametrize("what", ["sums", "columns", "captured", "silent"])
+@pytest.mark.parametrize("what", ["sums", "norms", "columns", "captured", "silent"])
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
     try:

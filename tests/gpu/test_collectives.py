@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ppkernels.gpu import collectives
+from ppkernels.norms import Norm
 
 PART_BYTES = 64 * 1024
 Rank = Callable[["Member"], None]
@@ -24,19 +25,25 @@ class Member:
 
     def __init__(self, rank: int, size: int, addresses: list[int], word: int, base: int = 0) -> None:
         self.rank, self.size = rank, size
-        flags = [address + 2 * PART_BYTES for address in addresses]
-        self.table = torch.tensor([1, word, *addresses, *flags])
+        self.table = torch.tensor([1, word, *addresses])
         self.counters = torch.full((collectives.PROGRAMS,), base)
 
     def reduce(self, part: torch.Tensor) -> torch.Tensor:
         collectives.all_reduce(part, self.table, self.counters, self.rank, self.size, PART_BYTES)
         return part
 
+    def add_norm(self, part: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
+        output = torch.full_like(part, float("nan"))
+        collectives.reduce_norm(
+            part, residual, norm, output, self.table, self.counters, self.rank, self.size, PART_BYTES
+        )  # fmt: skip
+        return output
+
     def gather(self, part: torch.Tensor, widths: list[int]) -> torch.Tensor:
         starts = torch.tensor([0, *widths]).cumsum(0)
         result = torch.full((len(part), sum(widths)), -1, dtype=part.dtype)
         collectives.all_gather(
-            part, result, starts, self.table, self.counters, self.rank, self.size, PART_BYTES
+            part, result, starts, max(widths), self.table, self.counters, self.rank, self.size, PART_BYTES
         )  # fmt: skip
         return result
 
@@ -48,13 +55,14 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("tests/gpu/test_card_group.py tries them on the card")
     monkeypatch.setattr(collectives, "PROGRAMS", 2)
     monkeypatch.setattr(collectives, "TILE", 64)
+    monkeypatch.setattr(collectives, "WORD_BYTES", 512)
 
 
 def together(size: int, live: Rank, base: int = 0, word_value: int = 0) -> None:
     """Run `live` as each rank, in processes; fail if one does."""
-    memory = mmap.mmap(-1, size * (2 * PART_BYTES + collectives.flag_bytes(size)) + 4096)
+    one = collectives.memory_bytes(size, PART_BYTES)
+    memory = mmap.mmap(-1, size * one + 4096)
     shared = torch.frombuffer(memory, dtype=torch.uint8)
-    one = 2 * PART_BYTES + collectives.flag_bytes(size)
     addresses = [shared.data_ptr() + rank * one for rank in range(size)]
     word = shared.data_ptr() + size * one
     shared[size * one :].view(torch.int64)[0] = word_value
@@ -75,24 +83,62 @@ def together(size: int, live: Rank, base: int = 0, word_value: int = 0) -> None:
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * size
 
 
+def parts_of_calls(size: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:
+    """The parts of all ranks in calls of a few rows, which go in words if they are halves, and of more."""
+    generator = torch.Generator().manual_seed(1)
+    return [[torch.randn(rows, 50, generator=generator).to(dtype) for _ in range(size)] for rows in (1, 7, 2, 1, 7)]
+
+
+def total_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The sum in float32, in rank order."""
+    total = torch.zeros(parts[0].shape)
+    for part in parts:
+        total += part.float()
+    return total
+
+
 # bfloat16 is tried on cards: the interpreter cuts it off, where a card rounds.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("size", [2, 3])
 def test_sums_are_those_in_rank_order_on_every_rank(size: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
-    calls = [
-        [torch.randn(rows, 50, generator=generator).to(dtype) for _ in range(size)] for rows in (1, 7, 2, 1)
-    ]  # fmt: skip
+    calls = parts_of_calls(size, dtype)
 
     def live(member: Member) -> None:
         for parts in calls:
-            total = torch.zeros(parts[0].shape)
-            for part in parts:
-                total += part.float()
-            assert torch.equal(member.reduce(parts[member.rank].clone()), total.to(dtype))
-        assert member.counters.tolist() == [len(calls)] * 2
+            assert torch.equal(member.reduce(parts[member.rank].clone()), total_of(parts).to(dtype))
+        assert member.counters.tolist() == [len(calls)] * collectives.PROGRAMS
 
     together(size, live)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("centred", [False, True])
+def test_sums_are_added_and_normed(centred: bool, dtype: torch.dtype) -> None:
+    calls = parts_of_calls(2, dtype)
+    weight, bias = torch.linspace(0.5, 2, 50).to(dtype), torch.linspace(-1, 1, 50).to(dtype)
+    norm = Norm(weight, bias if centred else None, 1e-5, centred)
+
+    def live(member: Member) -> None:
+        for number, parts in enumerate(calls):
+            residual = torch.randn(len(parts[0]), 50, generator=torch.Generator().manual_seed(number)).to(dtype)
+            after = (total_of(parts) + residual.float()).to(dtype)
+            found = member.add_norm(parts[member.rank].clone(), residual, norm)
+            assert torch.equal(residual, after)
+            torch.testing.assert_close(found, norm(after), atol=2e-3, rtol=2e-3)
+            assert found.isfinite().all()
+
+    together(2, live)
+
+
+def test_a_late_word_of_the_call_before_the_last_is_none() -> None:
+    def live(member: Member) -> None:
+        for number in range(1, 9):
+            part = torch.full((1, 64), float(number + 10 * member.rank), dtype=torch.float16)
+            assert member.reduce(part).tolist() == [[2.0 * number + 10] * 64]
+
+    together(2, live)
+
+    together(2, live)
 
 
 def test_columns_of_uneven_width_are_gathered() -> None:
@@ -117,6 +163,7 @@ def test_a_released_rank_waits_no_more() -> None:
     def live(member: Member) -> None:
         if member.rank == 0:  # Rank 1 never calls.
             member.reduce(torch.ones(1, 64))
+            member.reduce(torch.ones(1, 64, dtype=torch.float16))
 
     together(2, live, word_value=collectives.RELEASED)
 
@@ -124,7 +171,8 @@ def test_a_released_rank_waits_no_more() -> None:
 def test_a_rank_that_has_not_joined_gets_its_own_part() -> None:
     def live(member: Member) -> None:
         member.table[0] = 0
-        assert torch.equal(member.reduce(torch.ones(1, 64)), torch.ones(1, 64))
+        for dtype in (torch.float32, torch.float16):
+            assert torch.equal(member.reduce(torch.ones(1, 64, dtype=dtype)), torch.ones(1, 64, dtype=dtype))
         gathered = member.gather(torch.full((2, 3), 7), [3, 3])
         assert gathered[:, 3 * member.rank : 3 * member.rank + 3].tolist() == [[7] * 3] * 2
 

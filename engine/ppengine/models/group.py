@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ppkernels.norms import Norm
 from torch import Tensor
 
 
@@ -24,6 +25,9 @@ class Group(Protocol):
         The result is the caller's: no later call writes to it. `part` may be overwritten, and may be the result.
         """
 
+    def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
+        """Add the sum of all ranks' `part` [T, W] to `residual` [T, W] in place, and return the norm of that."""
+
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         """Return all ranks' `part` [R, w] side by side, [R, sum of `widths`]; rank r's has width `widths[r]`."""
 
@@ -36,6 +40,10 @@ class Alone:
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
         """Return `part`."""
         return part
+
+    def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
+        """Add `part` to `residual`, and return the norm of that."""
+        return norm.of_sum(residual, part)
 
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         """Return `part`."""

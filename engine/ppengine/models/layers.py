@@ -14,6 +14,7 @@ from ppkernels import few_rows
 from ppkernels.activation import activate, linear_relu
 from ppkernels.activation_kind import Activation
 from ppkernels.cpu import linear
+from ppkernels.norms import Norm
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
@@ -205,14 +206,24 @@ class SummedLinear(Linear):
     """y = x W^T + b of inputs that are split over the ranks of a group: each rank has a part of every sum."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, number: int) -> None:
-        # Without a bias: each rank would add it.
-        super().__init__(weight, None)
-        self._offset = bias
+        # One rank adds the bias.
+        super().__init__(weight, bias if group.rank == 0 else None)
         self._group = group
         self._number = number
 
     @override
     def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
         """Return y [T, outputs], the same on all ranks, of this rank's `inputs` [T, inputs / size]."""
-        total = self._group.all_reduce(super().forward(inputs), self._number)
-        return activate(total if self._offset is None else total.add_(self._offset), activation)
+        return activate(self.sum(self.part(inputs)), activation)
+
+    def part(self, inputs: Tensor) -> Tensor:
+        """Return this rank's part of y, contiguous."""
+        return super().forward(inputs)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """Return y of all ranks' parts."""
+        return self._group.all_reduce(part, self._number)
+
+    def add_norm(self, part: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        """Add y of all ranks' parts to `residual` in place, and return the norm of that."""
+        return self._group.reduce_norm(part, residual, norm, self._number)

@@ -21,13 +21,15 @@ class Residual:
         self._values = values
         self._own = False
         self._update: Tensor | None = None
+        self._summed: SummedLinear | None = None
+        """The layer that `_update` is this rank's part of; None: `_update` is whole."""
 
     @property
     def values(self) -> Tensor:
         """[T, H], all updates added; good until the next one."""
         if self._update is not None:
-            self._values.add_(self._update)
-            self._update = None
+            self._values.add_(self._update if self._summed is None else self._summed.sum(self._update))
+            self._update = self._summed = None
         return self._values
 
     def through(self, norm: Norm | None, linear: Linear, activation: Activation | None = None) -> Tensor:
@@ -38,9 +40,10 @@ class Residual:
     def add(self, linear: Linear, inputs: Tensor) -> None:
         """Add `linear` of `inputs` [T, inputs]."""
         values = self.values
-        if isinstance(linear, SummedLinear) or (gpu.serves(inputs) and not linear.takes(inputs)):
+        summed = linear if isinstance(linear, SummedLinear) else None
+        if summed is not None or (gpu.serves(inputs) and not linear.takes(inputs)):
             self._values = values if self._own else values.clone()
-            self._update = linear(inputs)
+            self._update, self._summed = linear(inputs) if summed is None else summed.part(inputs), summed
         elif self._own and not gpu.serves(inputs):
             linear.add_to(values, inputs)
         else:
@@ -52,5 +55,8 @@ class Residual:
         self._values, self._own = self._normed(norm), True
 
     def _normed(self, norm: Norm) -> Tensor:
-        update, self._update = self._update, None
-        return norm(self._values) if update is None else norm.of_sum(self._values, update)
+        update, summed = self._update, self._summed
+        self._update = self._summed = None
+        if update is None:
+            return norm(self._values)
+        return norm.of_sum(self._values, update) if summed is None else summed.add_norm(update, self._values, norm)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
+from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
@@ -37,6 +38,10 @@ class RankGroup(ABC):
     @abstractmethod
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
         """Return the sum of all ranks' `part`, added in rank order."""
+
+    def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
+        """Add the sum of all ranks' `part` to `residual` in place, and return the norm of that."""
+        return norm.of_sum(residual, self.all_reduce(part, site))
 
     @abstractmethod
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:

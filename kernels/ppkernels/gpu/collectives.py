@@ -1,19 +1,29 @@
 """Collectives between the ranks of one stage on GPUs: one kernel a call, no wait of the host.
 
-Each rank copies its part into its own shared memory, raises a flag in the memory of every other rank,
-waits for theirs, and reads all parts. Sums are added in rank order in float32, so that every rank has
-the same bits. A call may be captured in a graph: its number comes from a counter on the device.
+A rank writes its part into an inbox in the memory of each other rank, and reads what came into its
+own. Sums are added in rank order in float32, so that every rank has the same bits. A call may be
+captured in a graph: its number comes from counters on the device.
 
-Tile t is the work of program t modulo `PROGRAMS` on every rank and in every call. So a program waits
-for the same program of the other ranks alone. Two buffers alternate: a program writes one again only
-after the others have raised the flag of the call between, which they do once they have read it.
+| part | how it goes |
+|---|---|
+| up to `WORD_BYTES`, half precision | each 4 bytes in a word of 8 with the call's number: data is its own flag |
+| more | data, then a flag of each program in each inbox |
+
+Two inboxes alternate. A rank writes into one again in the next call but one. It has then had data of
+the call between from every rank, each of which had read the older one before. A kernel begins when all
+before it on its stream have ended, so rows may go to other programs in each call.
+
+Memory of a rank, on its device:
+
+    data        [2][size][part_bytes], by call and sender
+    flags       int64 [size][PROGRAMS], by sender
+    words       int64 [2][size][WORD_BYTES / 4], by call and sender; zero before the ranks join
 
 Table of a rank, int64 on its device:
 
     0                   1: the ranks have joined; 0: a call returns this rank's own part
     1                   address of a word of host memory; `RELEASED` or more lets waits end, results are void
-    2 ... 2 + size      address of each rank's parts: two buffers of `part_bytes`
-    2 + size ...        address of each rank's flags: int64 [size][PROGRAMS], by the rank that raises them
+    2 ... 2 + size      address of each rank's memory
 """
 
 from __future__ import annotations
@@ -22,129 +32,303 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 32
+from ppkernels.gpu.chain import chains, follow, let_follow
+from ppkernels.gpu.norms import normed
+from ppkernels.norms import Norm
+
+PROGRAMS = 128
+"""Most programs of a call; all of them must be resident at once."""
+WORD_BYTES = 2**19
 TILE = 2048
+"""Elements that a program of a gather moves at once."""
+WARP = 1024
+"""Elements of a row that a warp adds."""
 RELEASED = 1 << 62
-_JOINED, _RELEASE_WORD, _PARTS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+_JOINED, _RELEASE_WORD, _MEMORY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _RELEASED = tl.constexpr(RELEASED)
-_LOOKS = tl.constexpr(256)
-"""Looks at a flag between two looks at host memory, which take a microsecond each."""
+_LOOKS = tl.constexpr(8192)
+"""Looks at a flag between two looks at host memory, some milliseconds apart.
+
+A look at host memory takes 0.6 µs for each warp of the card, one after the other. With 256 looks between them a rank
+that waited was late for the next call, so that the other waited, and so on: a call took 0.2 to 2 ms.
+"""
 
 
-def flag_bytes(size: int) -> int:
-    """Return the bytes of a rank's flags in a group of `size`."""
-    return size * PROGRAMS * 8
+def memory_bytes(size: int, part_bytes: int) -> int:
+    """Return the bytes of a rank's memory in a group of `size`, for parts of at most `part_bytes` a call."""
+    return _words_at(size, part_bytes) + 2 * size * WORD_BYTES * 2
+
+
+def words_bytes(size: int, part_bytes: int) -> tuple[int, int]:
+    """Return where the words of a rank's memory begin, and end."""
+    return _words_at(size, part_bytes), memory_bytes(size, part_bytes)
 
 
 def table_words(size: int) -> int:
     """Return the words of a rank's table."""
-    return 2 + 2 * size
+    return 2 + size
 
 
 def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: int, part_bytes: int) -> None:
-    """Replace contiguous `part`, of at most `part_bytes`, by the sum of all ranks'.
+    """Replace `part` [T, W], contiguous and of at most `part_bytes`, by the sum of all ranks'.
 
     `counters` [PROGRAMS] int64 is the number of calls so far, the same on every rank.
     """
-    _all_reduce[(PROGRAMS,)](part, part.numel(), table, counters, rank, size, part_bytes, PROGRAMS, TILE, num_warps=8)
+    _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
+
+
+def reduce_norm(
+    part: Tensor, residual: Tensor, norm: Norm, output: Tensor, table: Tensor, counters: Tensor, rank: int, size: int,
+    part_bytes: int,
+) -> None:  # fmt: skip
+    """Add all ranks' `part` [T, W] to `residual` [T, W] in place, and write the norm of that to `output`."""
+    _reduce(part, residual, norm, output, table, counters, rank, size, part_bytes)
 
 
 def all_gather(
-    part: Tensor, result: Tensor, columns: Tensor, table: Tensor, counters: Tensor, rank: int, size: int,
+    part: Tensor, result: Tensor, columns: Tensor, most: int, table: Tensor, counters: Tensor, rank: int, size: int,
     part_bytes: int,
 ) -> None:  # fmt: skip
     """Write all ranks' `part` [R, w], contiguous and of at most `part_bytes`, into `result` [R, W] side by side.
 
-    `columns` [size + 1] int64 has the first column of each rank, and W.
+    `columns` [size + 1] int64 has the first column of each rank, and W; `most` is the largest w.
     """
-    _all_gather[(PROGRAMS,)](
-        part, result, part.shape[0], columns, table, counters, rank, size, part_bytes, PROGRAMS, TILE, num_warps=8
+    programs = max(1, min(PROGRAMS, triton.cdiv(len(part) * most, TILE)))
+    _all_gather[(programs,)](
+        part, result, part.shape[0], columns, table, counters, rank, size, part_bytes, PROGRAMS, TILE,
+        num_warps=8,
+    )  # fmt: skip
+
+
+def _words_at(size: int, part_bytes: int) -> int:
+    return 2 * size * part_bytes + size * PROGRAMS * 8
+
+
+def _reduce(
+    part: Tensor, residual: Tensor | None, norm: Norm | None, output: Tensor, table: Tensor, counters: Tensor,
+    rank: int, size: int, part_bytes: int,
+) -> None:  # fmt: skip
+    rows, width = part.shape
+    block = triton.next_power_of_2(width)
+    weight, bias = (norm.weight, norm.bias) if norm is not None else (None, None)
+    words = part.itemsize == 2 and width % 2 == 0 and part.nbytes <= WORD_BYTES
+    chain = chains(part.device)
+    _reduce_rows[(max(1, min(rows, PROGRAMS)),)](
+        part,
+        residual if residual is not None else part,
+        weight if weight is not None else part,
+        bias if bias is not None else part,
+        output,
+        rows,
+        residual.stride(0) if residual is not None else 0,
+        norm.eps if norm is not None else 0.0,
+        table,
+        counters,
+        WIDTH=width,
+        NORM=norm is not None,
+        CENTRED=norm is not None and norm.centred,
+        WEIGHT=weight is not None,
+        BIAS=bias is not None,
+        RANK=rank,
+        SIZE=size,
+        PART_BYTES=part_bytes,
+        WORDS_AT=_words_at(size, part_bytes),
+        WORDS=WORD_BYTES // 4 if words else 0,
+        MOST=PROGRAMS,
+        BLOCK=block,
+        CHAIN=chain,
+        num_warps=min(max(block // WARP, 4), 32),
+        launch_pdl=chain,
     )
 
 
-@triton.jit
-def _all_reduce(
-    part, count, table, counters,
-    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
+@triton.jit(do_not_specialize=["rows", "residual_stride"])
+def _reduce_rows(
+    part, residual, weight, bias, output, rows, residual_stride, eps, table, counters,
+    WIDTH: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, WORDS_AT: tl.constexpr, WORDS: tl.constexpr,
+    MOST: tl.constexpr, BLOCK: tl.constexpr, CHAIN: tl.constexpr,
 ):  # fmt: skip
-    if tl.load(table + _JOINED) != 0:
-        offset = _share(part, count, table, counters, RANK, SIZE, PART_BYTES, PROGRAMS, TILE)
-        lanes = tl.arange(0, TILE)
-        for first in range(tl.program_id(0) * TILE, count, PROGRAMS * TILE):
-            at = first + lanes
-            total = tl.zeros((TILE,), tl.float32)
+    """Program p takes every row of WIDTH <= BLOCK columns whose number is p modulo the programs."""
+    let_follow(CHAIN)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    if WEIGHT:
+        scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    follow(CHAIN)
+    joined = tl.load(table + _JOINED) != 0
+    number = tl.load(counters + program) + 1
+    parity = number & 1
+    if joined:
+        if WORDS:
+            _send_words(part, rows, number, table, WIDTH, RANK, SIZE, WORDS_AT, WORDS, BLOCK)
+        else:
             for peer in tl.static_range(SIZE):
-                theirs = _buffer(part, table, peer, offset)
-                total += tl.load(theirs + at, mask=at < count, other=0.0, cache_modifier=".cv").to(tl.float32)
-            tl.store(part + at, total.to(part.dtype.element_ty), mask=at < count)
+                if peer != RANK:
+                    theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                    for row in range(program, rows, programs):
+                        at = row * WIDTH + column
+                        tl.store(theirs + at, tl.load(part + at, mask=inside), mask=inside)
+            _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
+    released = tl.zeros((), tl.int64)
+    for row in range(program, rows, programs):
+        at = row * WIDTH + column
+        own = tl.load(part + at, mask=inside, other=0.0).to(tl.float32)
+        total = own
+        if joined:
+            total = tl.zeros((BLOCK,), tl.float32)
+            for peer in tl.static_range(SIZE):
+                if peer == RANK:
+                    total += own
+                elif WORDS:
+                    values, released = _read_words(
+                        part, row, peer, number, released, table, WIDTH, RANK, SIZE, WORDS_AT, WORDS, BLOCK
+                    )
+                    total += values
+                else:
+                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    total += tl.load(mine + at, mask=inside, other=0.0, cache_modifier=".cv").to(tl.float32)
+        if NORM:
+            place = residual + row * residual_stride + column
+            total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            # The residual stream keeps the rounded sum, so the norm is of that.
+            kept = total.to(output.dtype.element_ty)
+            tl.store(place, kept, mask=inside)
+            total = normed(kept.to(tl.float32), inside, WIDTH, eps, CENTRED, output.dtype.element_ty, 0)
+            if WEIGHT:
+                total *= scale
+            if BIAS:
+                total += shift
+        tl.store(output + at, total.to(output.dtype.element_ty), mask=inside)
+    _count(counters, program, programs, number, MOST)
 
 
 @triton.jit
 def _all_gather(
     part, result, rows, columns, table, counters,
-    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    joined = tl.load(table + _JOINED)
-    own = (tl.load(columns + RANK + 1) - tl.load(columns + RANK)) * rows
-    offset = tl.zeros((), tl.int64)
-    if joined != 0:
-        offset = _share(part, own, table, counters, RANK, SIZE, PART_BYTES, PROGRAMS, TILE)
+    program, programs, lanes = tl.program_id(0), tl.num_programs(0), tl.arange(0, TILE)
+    joined = tl.load(table + _JOINED) != 0
+    number = tl.load(counters + program) + 1
+    parity = number & 1
+    if joined:
+        count = (tl.load(columns + RANK + 1) - tl.load(columns + RANK)) * rows
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                for first in range(program * TILE, count, programs * TILE):
+                    at = first + lanes
+                    tl.store(theirs + at, tl.load(part + at, mask=at < count), mask=at < count)
+        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
     whole = tl.load(columns + SIZE)
-    lanes = tl.arange(0, TILE)
     for peer in tl.static_range(SIZE):
         first_column = tl.load(columns + peer)
         width = tl.load(columns + peer + 1) - first_column
         count = width * rows
-        if (joined != 0) | (peer == RANK):
-            for first in range(tl.program_id(0) * TILE, count, PROGRAMS * TILE):
+        if joined | (peer == RANK):
+            for first in range(program * TILE, count, programs * TILE):
                 at = (first + lanes).to(tl.int64)
                 place = at // width * whole + first_column + at % width
-                if joined != 0:
-                    values = tl.load(
-                        _buffer(part, table, peer, offset) + at, mask=at < count, other=0, cache_modifier=".cv"
-                    )
-                else:
+                if peer == RANK:
                     values = tl.load(part + at, mask=at < count, other=0)
+                else:
+                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    values = tl.load(mine + at, mask=at < count, other=0, cache_modifier=".cv")
                 tl.store(result + place, values, mask=at < count)
+    _count(counters, program, programs, number, MOST)
 
 
 @triton.jit
-def _buffer(part, table, rank: tl.constexpr, offset):
-    """Return where a rank's part of this call begins."""
-    address = tl.load(table + _PARTS + rank) + offset
+def _data(part, table, owner: tl.constexpr, sender: tl.constexpr, parity, SIZE: tl.constexpr, PART_BYTES: tl.constexpr):
+    """Return where the part of `sender` is in the memory of `owner`."""
+    address = tl.load(table + _MEMORY + owner) + (parity * SIZE + sender) * PART_BYTES
     return tl.multiple_of(address, 16).to(tl.pointer_type(part.dtype.element_ty))
 
 
 @triton.jit
-def _share(
-    part, count, table, counters,
-    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
+def _words(table, owner: tl.constexpr, sender: tl.constexpr, number, SIZE: tl.constexpr, AT: tl.constexpr,
+           WORDS: tl.constexpr):  # fmt: skip
+    address = tl.load(table + _MEMORY + owner) + AT + ((number & 1) * SIZE + sender) * (WORDS * 8)
+    return tl.multiple_of(address, 16).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def _send_words(
+    part, rows, number, table,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write this rank's part, raise its flags, wait for those of the others; return the buffer's offset in bytes."""
+    """Write this program's rows to the other ranks: 4 bytes of data below, the number of the call above them."""
+    pair = tl.arange(0, BLOCK // 2)
+    inside = pair < WIDTH // 2
+    flag = (number & 0xFFFFFFFF) << 32
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        at = row * (WIDTH // 2) + pair
+        data = tl.load(part.to(tl.pointer_type(tl.int32)) + at, mask=inside, other=0)
+        word = (data.to(tl.int64) & 0xFFFFFFFF) | flag
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                tl.store(_words(table, peer, RANK, number, SIZE, AT, WORDS) + at, word, mask=inside)
+
+
+@triton.jit
+def _read_words(
+    part, row, peer: tl.constexpr, number, released, table,
+    WIDTH: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Wait for a row of `peer`; return it in float32 [BLOCK], and the word of host memory as last seen."""
+    pair = tl.arange(0, BLOCK // 2)
+    inside = pair < WIDTH // 2
+    place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + row * (WIDTH // 2) + pair
+    flag = (number & 0xFFFFFFFF) << 32
+    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
+    looks = tl.zeros((), tl.int32)
+    word = tl.load(place, mask=inside, other=0, volatile=True)
+    missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
+    while (missing != 0) & (released < _RELEASED):
+        word = tl.load(place, mask=inside, other=0, volatile=True)
+        missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
+        looks += 1
+        if looks % _LOOKS == 0:
+            released = tl.load(host, volatile=True)
+    kind = part.dtype.element_ty
+    even = (word & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
+    odd = ((word >> 16) & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
+    return tl.interleave(even.to(tl.float32), odd.to(tl.float32)), released
+
+
+@triton.jit
+def _meet(table, number, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, MOST: tl.constexpr):
+    """Raise this program's flag at every rank once its data is there, and wait for the same program of theirs."""
     program = tl.program_id(0)
-    number = tl.load(counters + program) + 1
-    offset = (number & 1) * PART_BYTES
-    mine, lanes = _buffer(part, table, RANK, offset), tl.arange(0, TILE)
-    for first in range(program * TILE, count, PROGRAMS * TILE):
-        at = first + lanes
-        tl.store(mine + at, tl.load(part + at, mask=at < count), mask=at < count)
     tl.debug_barrier()
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            flags = tl.load(table + _PARTS + SIZE + peer).to(tl.pointer_type(tl.int64))
-            tl.atomic_xchg(flags + RANK * PROGRAMS + program, number, sem="release", scope="sys")
-    flags = tl.load(table + _PARTS + SIZE + RANK).to(tl.pointer_type(tl.int64))
-    word = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
+            flags = (tl.load(table + _MEMORY + peer) + AT).to(tl.pointer_type(tl.int64))
+            tl.atomic_xchg(flags + RANK * MOST + program, number, sem="release", scope="sys")
+    flags = (tl.load(table + _MEMORY + RANK) + AT).to(tl.pointer_type(tl.int64))
+    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
     released = tl.zeros((), tl.int64)
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            flag, looks = flags + peer * PROGRAMS + program, tl.zeros((), tl.int32)
-            raised = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            flag, looks = flags + peer * MOST + program, tl.zeros((), tl.int32)
+            raised = tl.load(flag, volatile=True)
             while (raised < number) & (released < _RELEASED):
-                raised = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+                raised = tl.load(flag, volatile=True)
                 looks += 1
                 if looks % _LOOKS == 0:
-                    released = tl.load(word, volatile=True)
+                    released = tl.load(host, volatile=True)
+            tl.atomic_add(flag, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
-    tl.store(counters + program, number)
-    return offset
+
+
+@triton.jit
+def _count(counters, program, programs, number, MOST: tl.constexpr):
+    """Note the call, also for programs that it did not have: each counter has one program that writes it."""
+    lane = tl.arange(0, MOST)
+    tl.store(counters + lane, number, mask=lane % programs == program)

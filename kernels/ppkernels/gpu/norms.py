@@ -117,16 +117,25 @@ def _norm_rows(
         read = x.to(output.dtype.element_ty)
         tl.store(place, read, mask=inside)
         x = read.to(tl.float32)
-    if CENTRED:
-        mean = tl.sum(x, axis=1)[:, None] / width
-        x = tl.where(inside, x - mean, 0.0)
-    variance = tl.sum(x * x, axis=1)[:, None] / width
-    x *= tl.rsqrt(variance + eps)
-    if not CENTRED:
-        # The reference rounds before the weight, too.
-        x = x.to(output.dtype.element_ty).to(tl.float32)
+    x = normed(x, inside, width, eps, CENTRED, output.dtype.element_ty, 1)
     if WEIGHT:
         x *= scale
     if BIAS:
         x += shift
     tl.store(output + row * width + column, x, mask=inside)
+
+
+@triton.jit
+def normed(
+    x, inside, width: tl.constexpr, eps, CENTRED: tl.constexpr, output_type: tl.constexpr, AXIS: tl.constexpr
+):  # fmt: skip
+    """Return the norm of float32 `x` over AXIS, of which `width` columns are `inside`, without weight and bias."""
+    if CENTRED:
+        mean = tl.sum(x, axis=AXIS, keep_dims=True) / width
+        x = tl.where(inside, x - mean, 0.0)
+    variance = tl.sum(x * x, axis=AXIS, keep_dims=True) / width
+    x *= tl.rsqrt(variance + eps)
+    if not CENTRED:
+        # The reference rounds before the weight, too.
+        x = x.to(output_type).to(tl.float32)
+    return x

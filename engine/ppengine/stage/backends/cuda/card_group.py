@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 from ppkernels.gpu import collectives
+from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
@@ -26,14 +27,16 @@ from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
-from ppengine.stage.rank_group import MeetAll, RankGroup, rounds
+from ppengine.stage.rank_group import MeetAll, RankGroup
 from ppengine.stage.wire import PeerLostError, Wire
 
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
-"""Bounds of the bytes of one launch; a longer call takes several."""
+"""Bounds of the bytes of one launch; a longer call takes several. Inboxes have at most four times the most."""
+FUSED_BYTES = 2**20
+"""Largest part whose sum is normed in the same kernel; beyond that two kernels are faster (docs/runs, H100)."""
 _GENERATION_SHIFT = 40
 _LENGTH = struct.Struct("<I")
 
@@ -44,11 +47,14 @@ class CardGroup(RankGroup):
     def __init__(self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, part_bytes: int) -> None:
         self._stage, self.rank, self.size = place.stage, place.rank, size
         self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
-        self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), MOST_BYTES) - 1).bit_length()
-        self._memory = SharedMemory(driver, uuid, 2 * self._part_bytes + collectives.flag_bytes(size))
+        most = MOST_BYTES * 2 // size
+        self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), most).bit_length() - 1)
+        self._memory = SharedMemory(driver, uuid, collectives.memory_bytes(size, self._part_bytes))
         device = driver.device
         self._table = torch.zeros(collectives.table_words(size), dtype=torch.int64, device=device)
         self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
+        self._place = (self._table, self._counters, place.rank, size, self._part_bytes)
+        """The last arguments of each launch."""
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._wires: dict[int, Wire] = {}
         self._opened: list[OpenedMemory] = []
@@ -58,6 +64,10 @@ class CardGroup(RankGroup):
     def join(self, generation: int, meet_all: MeetAll) -> None:
         """Meet the other ranks and open their parts. Raises PeerLostError where a card does not reach another."""
         self._wires = meet_all()
+        # All ranks have left the generation before. What is in a word that no call has written since must be no data.
+        begin, end = collectives.words_bytes(self.size, self._part_bytes)
+        self._memory.slot(0)[begin:end].zero_()
+        torch.cuda.synchronize(self._driver.device)
         try:
             offers = self._exchange()
             self._flags = flags = EdgeFlags(self._page, create=True)
@@ -68,10 +78,8 @@ class CardGroup(RankGroup):
         except BaseException:
             self.close()
             raise
-        parts = [addresses[rank] for rank in sorted(addresses)]
-        raised = [address + 2 * self._part_bytes for address in parts]
         self._counters.fill_(generation << _GENERATION_SHIFT)
-        self._fill(1, word, *parts, *raised)
+        self._fill(1, word, *(addresses[rank] for rank in sorted(addresses)))
 
     def _exchange(self) -> dict[int, Offer]:
         """Return the offers of the other ranks, by rank."""
@@ -99,19 +107,30 @@ class CardGroup(RankGroup):
 
     @override
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
-        for piece in rounds(part, self._part_bytes):
-            collectives.all_reduce(piece, self._table, self._counters, self.rank, self.size, self._part_bytes)
+        for piece in torch.split(part, self._most_rows(part)):
+            collectives.all_reduce(piece, *self._place)
         return part
+
+    @override
+    def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
+        if part.nbytes > FUSED_BYTES:
+            return norm.of_sum(residual, self.all_reduce(part, site))
+        most, output = self._most_rows(part), torch.empty_like(part)
+        pieces = (torch.split(each, most) for each in (part, residual, output))
+        for piece, into, result in zip(*pieces, strict=True):
+            collectives.reduce_norm(piece, into, norm, result, *self._place)
+        return output
+
+    def _most_rows(self, part: Tensor) -> int:
+        return max(1, self._part_bytes // (part.shape[1] * part.itemsize))
 
     @override
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         whole = part.new_zeros(len(part), sum(widths))
         most = max(1, self._part_bytes // (max(widths) * part.itemsize))
         for first in range(0, len(part), most):
-            collectives.all_gather(
-                part[first : first + most].contiguous(), whole[first : first + most], self._first_columns(widths),
-                self._table, self._counters, self.rank, self.size, self._part_bytes,
-            )  # fmt: skip
+            piece, into = part[first : first + most].contiguous(), whole[first : first + most]
+            collectives.all_gather(piece, into, self._first_columns(widths), max(widths), *self._place)
         return whole
 
     def _first_columns(self, widths: list[int]) -> Tensor:
