@@ -1,4 +1,4 @@
-"""What a collective of ranks on cards costs in a graph: `python tests/gpu/bench_collectives.py`, two cards or more.
+"""Cost of a collective between ranks on cards, in a graph: `python tests/gpu/bench_collectives.py`, two cards or more.
 
 Each rank is a process. A graph has 40 calls in a row, in bfloat16, as in the layers of a model. `sum` is an all-reduce
 of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels.
