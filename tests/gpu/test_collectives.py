@@ -34,8 +34,9 @@ class Member:
 
     def add_norm(self, part: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         output = torch.full_like(part, float("nan"))
+        parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
         collectives.reduce_norm(
-            part, residual, norm, output, self.table, self.counters, self.rank, self.size, PART_BYTES
+            part, residual, parameters, output, self.table, self.counters, self.rank, self.size, PART_BYTES
         )  # fmt: skip
         return output
 

@@ -28,13 +28,14 @@ Table of a rank, int64 on its device:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ppkernels.gpu.chain import chains, follow, let_follow
 from ppkernels.gpu.norms import normed
-from ppkernels.norms import Norm
 
 PROGRAMS = 128
 """Most programs of a call; all of them must be resident at once."""
@@ -77,8 +78,17 @@ def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: i
     _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
 
 
+class NormOf(NamedTuple):
+    """A norm [W]: layer norm if `centred`, otherwise RMS norm."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    centred: bool
+
+
 def reduce_norm(
-    part: Tensor, residual: Tensor, norm: Norm, output: Tensor, table: Tensor, counters: Tensor, rank: int, size: int,
+    part: Tensor, residual: Tensor, norm: NormOf, output: Tensor, table: Tensor, counters: Tensor, rank: int, size: int,
     part_bytes: int,
 ) -> None:  # fmt: skip
     """Add all ranks' `part` [T, W] to `residual` [T, W] in place, and write the norm of that to `output`."""
@@ -105,7 +115,7 @@ def _words_at(size: int, part_bytes: int) -> int:
 
 
 def _reduce(
-    part: Tensor, residual: Tensor | None, norm: Norm | None, output: Tensor, table: Tensor, counters: Tensor,
+    part: Tensor, residual: Tensor | None, norm: NormOf | None, output: Tensor, table: Tensor, counters: Tensor,
     rank: int, size: int, part_bytes: int,
 ) -> None:  # fmt: skip
     rows, width = part.shape

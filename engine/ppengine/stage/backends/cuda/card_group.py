@@ -116,9 +116,10 @@ class CardGroup(RankGroup):
         if part.nbytes > FUSED_BYTES:
             return norm.of_sum(residual, self.all_reduce(part, site))
         most, output = self._most_rows(part), torch.empty_like(part)
+        parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
         pieces = (torch.split(each, most) for each in (part, residual, output))
         for piece, into, result in zip(*pieces, strict=True):
-            collectives.reduce_norm(piece, into, norm, result, *self._place)
+            collectives.reduce_norm(piece, into, parameters, result, *self._place)
         return output
 
     def _most_rows(self, part: Tensor) -> int:
