@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
 """Bounds of the bytes of one launch; a longer call takes several. Inboxes have at most four times the most."""
-FUSED_BYTES = 2**20
-"""Largest part whose sum is normed in the same kernel; beyond that two kernels are faster (docs/runs, H100)."""
+FUSED_BYTES = LEAST_BYTES
+"""Largest part whose sum is normed in the same kernel, in one launch; beyond that two kernels are as fast."""
 _GENERATION_SHIFT = 40
 _LENGTH = struct.Struct("<I")
 
@@ -115,11 +115,9 @@ class CardGroup(RankGroup):
     def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
         if part.nbytes > FUSED_BYTES:
             return norm.of_sum(residual, self.all_reduce(part, site))
-        most, output = self._most_rows(part), torch.empty_like(part)
+        output = torch.empty_like(part)
         parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
-        pieces = (torch.split(each, most) for each in (part, residual, output))
-        for piece, into, result in zip(*pieces, strict=True):
-            collectives.reduce_norm(piece, into, parameters, result, *self._place)
+        collectives.reduce_norm(part, residual, parameters, output, *self._place)
         return output
 
     def _most_rows(self, part: Tensor) -> int:
