@@ -526,9 +526,9 @@ async def test_the_dialog_says_how_to_confirm_and_what_cancel_did():
         await rig.confirm("a")
         await rig.pilot.press("tab", "enter")
         await rig.until(lambda: "outcome unknown" in rig.board("dialog-body"))
-        before = len(list(rig.app.notes))
+        before = set(rig.app.notes)
         await rig.pilot.press("escape")
-        assert len(list(rig.app.notes)) == before, "it may have been done"
+        assert set(rig.app.notes) <= before, "it may have been done"
         assert dialog.verb == Abort(request="r-0000")
 
 

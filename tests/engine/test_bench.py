@@ -121,6 +121,7 @@ def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
     ring.gauge(Gauge.WEIGHTS_BYTES, 10**9)
     ring.gauge(Gauge.BLOCK_BYTES, 16 * 10**8)
     idle = ring.begin(Kind.IDLE)
+    entered = time.monotonic()
     with Breakdown(one_stage(tmp_path)) as seen:
         begun = time.monotonic()
         for number in range(1, 41):  # more records than the ring holds
@@ -137,14 +138,16 @@ def test_a_run_is_broken_down_by_what_its_rings_record(tmp_path: Path) -> None:
             ring.end(step)
             idle = ring.begin(Kind.IDLE)
             time.sleep(0.005)
-        run_s = time.monotonic() - begun
+        least_s = time.monotonic() - begun
+    most_s = time.monotonic() - entered
     (stage,) = seen.stages
     assert stage.micro_batches == 40
     assert stage.compute_ms >= 4
     assert stage.own_ms == pytest.approx(stage.compute_ms + stage.send_ms + stage.other_ms, abs=0.01)
     assert stage.send_ms < 1 < stage.compute_ms, "waiting for room is no work"
-    assert 1 - stage.idle == pytest.approx(stage.own_ms * 40 / 1e3 / run_s, abs=0.02)
-    assert stage.gbps * 1e9 == pytest.approx(40 * (10**9 + 5 * 10**8) / run_s, rel=0.05)
+    # A crowded machine stretches the run between records and at its ends: in these bounds the share holds on any.
+    assert stage.own_ms * 40 / 1e3 / most_s - 1e-3 < 1 - stage.idle < 1 - 40 * (0.001 + 0.005) / most_s + 1e-3
+    assert 40 * 1.5 / most_s - 0.01 < stage.gbps < 40 * 1.5 / least_s + 0.01
     assert (stage.device, stage.sample_ms, stage.memory_ms) == (0, 0, 0)
     assert [len(line) for line in table(seen.stages, 10.0)] == [79, 79, 79]
     ring.close()
@@ -162,20 +165,22 @@ def test_what_a_device_did_is_beside_what_its_host_did_meanwhile() -> None:
 def test_a_run_on_gpus_says_how_long_their_devices_worked(tmp_path: Path) -> None:
     ring = RingWriter(tmp_path / "s0.0.main.ring", "main", 0, 0)
     ring.gauge(Gauge.WEIGHTS_BYTES, 10**9)
-    begun = time.monotonic()
+    entered = time.monotonic()
     with Breakdown(one_stage(tmp_path)) as seen:
+        begun = time.monotonic()
         for number in range(1, 11):
             ring.end(ring.begin(Kind.STEP, number, size=1))
             time.sleep(0.01)
             now = time.monotonic_ns()
             ring.begin(Kind.ON_DEVICE, number, size=1, begun_ns=now - 4 * MS, returned_ns=now, done_ns=now)
-    run_s = time.monotonic() - begun
+        least_s = time.monotonic() - begun
+    most_s = time.monotonic() - entered
     (stage,) = seen.stages
     device = stage.on_device
     assert device is not None and device.ms == pytest.approx(4)
-    assert device.busy == pytest.approx(0.04 / run_s, rel=0.1)
+    assert 0.04 / most_s - 1e-3 < device.busy < 0.04 / least_s + 1e-3
     assert stage.idle == pytest.approx(1 - device.busy, abs=1e-3)
-    assert device.gbps == pytest.approx(10 / 0.04) and stage.gbps == pytest.approx(10 / run_s, rel=0.1)
+    assert device.gbps == pytest.approx(10 / 0.04) and 10 / most_s - 0.01 < stage.gbps < 10 / least_s + 0.01
     assert stage.own_ms == pytest.approx(stage.other_ms) and stage.own_ms < 1, "the host has only launched"
     heads = "stage  device: busy   ms a micro-batch   read GB/s while busy   of a copy"
     line = f"    0{device.busy:14.2f}               4.00                  250.0        0.25"
