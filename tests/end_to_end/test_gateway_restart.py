@@ -147,10 +147,10 @@ async def test_requests_end_with_a_console_that_does_not_come_back(engine: Serve
         assert session is not None and gone._runner is not None
         gone._runner.cancel()
         await asyncio.gather(gone._runner, return_exceptions=True)
-        engine.find_pids()
         await op.until(lambda picture: [one.id for one in picture.requests] == [kept.request], "one is aborted", 30)
         await asyncio.sleep(3.0)
         assert [one.id for one in (await op.now()).requests] == [kept.request]
+        engine.find_pids()
         await op.do(Resume())
         await op.abort(kept.request or "")
 
