@@ -14,6 +14,7 @@ from exhausted import renderer
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import load_profile, profiles_dir
+from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
@@ -73,7 +74,7 @@ async def test_endless_templates_and_kills_cost_no_other_request(tmp_path: Path)
                     assert isinstance(end, Refused) and end.text.startswith(f"chat template: it {LIMITS[text]}"), end
                     continue
                 assert isinstance(end, Outcome) and end.state == "applied", end
-                ids = tokenizer.encode_chat(template.render([{"role": "user", "content": text}], 1000))
+                ids = tokenizer.encode_chat(template.render(Chat(messages=[{"role": "user", "content": text}]), 1000))
                 assert await op.tokens(end.request) == await greedy_aside(model, ids, STEPS)
             os.kill(pid := renderer(engine), signal.SIGKILL)
             end = await op.do(Submit(prompt="hello", chat=True, sampling=greedy))

@@ -10,7 +10,7 @@ import pytest
 from chat_world import ChatWorld, renderers
 from core_world import CoreWorld
 from engines import wait_until
-from ppengine.core import template_process
+from ppengine.common import template_process
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.verbs import Drain, Submit

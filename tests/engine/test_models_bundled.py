@@ -11,6 +11,7 @@ from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.model_spec import check_weights, read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
+from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.steps import Row
 from stage_runs import Pipeline, exact_logits
 from transformers import AutoTokenizer
@@ -37,7 +38,7 @@ def test_text_and_chat_are_those_of_transformers(folder: Path) -> None:
         ids = ours.encode(text)
         assert ids == theirs(text).input_ids
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-    text = ChatTemplate.load(folder).render(CHAT, 1000)
+    text = ChatTemplate.load(folder).render(Chat(messages=CHAT), 1000)
     assert text == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert ours.encode_chat(text) == theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert ours.eos_id in read_spec(folder).eos_token_ids

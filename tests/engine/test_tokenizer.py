@@ -14,6 +14,7 @@ from checkpoints import make_tokenizer
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError
+from ppengine.protocol.chat_messages import Chat
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -94,7 +95,7 @@ def test_special_tokens_stand_in_front_only_where_the_model_wants_them(byte_leve
 def test_chat_is_that_of_transformers(byte_level: Path) -> None:
     ours, theirs = Tokenizer.load(byte_level), AutoTokenizer.from_pretrained(byte_level)
     expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-    text = ChatTemplate.load(byte_level).render(CHAT, 1000)
+    text = ChatTemplate.load(byte_level).render(Chat(messages=CHAT), 1000)
     assert text == expected
     assert expected.endswith("<assistant>")
     ids = theirs.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
@@ -106,7 +107,7 @@ def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(tmp_path:
 
     def chat(template: object) -> str:
         config.write_text(json.dumps({"chat_template": template, "eos_token": {"content": "</s>"}}))
-        return ChatTemplate.load(tmp_path).render(CHAT, 1000)
+        return ChatTemplate.load(tmp_path).render(Chat(messages=CHAT), 1000)
 
     assert chat("{{ messages[0]['content'] }}{{ eos_token }}") == "Who waits? <>&'</s>"
     assert chat([{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]) == "yes"

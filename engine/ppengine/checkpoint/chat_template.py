@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ppengine.checkpoint.special_tokens import read_optional, special_tokens
 from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
+from ppengine.protocol.chat_messages import Chat
 
 _REASON_MOST = 280
 """Most characters of the reason in an error."""
@@ -42,26 +43,28 @@ class ChatTemplate:
             raise ConfigError("this model has no chat template; send the prompt as plain text")
         return cls(source, special_tokens(folder))
 
-    def render(self, messages: list[dict[str, str]], most: int) -> str:
-        """Return the text of `messages` (`role`, `content`), ready for the assistant's answer.
+    def render(self, chat: Chat, most: int) -> str:
+        """Return the text of `chat`, ready for the assistant's answer unless it says otherwise.
 
         Special tokens are in the text already: encode it without others. Raises ConfigError in one line for
         any error of the template, TooLongError if the text has more than `most` characters.
         """
         try:
-            return self._render(messages, most)
+            return self._render(chat, most)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise all that Python can
             raise ConfigError(f"chat template: {one_line(_reason(error), _REASON_MOST)}") from None
 
-    def _render(self, messages: list[dict[str, str]], most: int) -> str:
+    def _render(self, chat: Chat, most: int) -> str:
         if self._compiled is None:
             self._compiled = _environment().from_string(self._source)
         pieces, size = [], 0
-        for piece in self._compiled.generate(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special
-        ):
+        names = {
+            **self._special, **chat.options, "messages": chat.messages, "tools": chat.tools, "documents": None,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }  # fmt: skip
+        for piece in self._compiled.generate(names):
             size += len(piece)
             if size > most:
                 raise TooLongError(f"chat template: its text has more than {most} characters; at most {most} would fit")

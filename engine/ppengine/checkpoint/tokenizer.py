@@ -64,6 +64,11 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=True)
         return text
 
+    def token_text(self, token: int) -> str:
+        """Return the text of one token, also of a special one; part of a character becomes U+FFFD."""
+        text: str = self._backend.decode([token], skip_special_tokens=False)
+        return text
+
     def is_silent(self, token: int) -> bool:
         """Return whether `token` adds nothing to a text: a special one, or padding of the vocabulary."""
         return token in self._special_ids or self._backend.id_to_token(token) is None

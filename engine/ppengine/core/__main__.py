@@ -37,7 +37,7 @@ from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
-from ppengine.protocol.offline import AbortMany, AddMany, Collect, ForgetMany, StateQuery, ToFront
+from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
@@ -54,7 +54,7 @@ FRONT_BURST, FRONT_S = 64, 0.05
 """Most console messages in one turn, and most seconds for them, so that a flood cannot starve the stages."""
 LATER_MOST = 1000
 """Messages that wait until a core that follows another one serves; later ones are refused."""
-_WAITING = (Command, AddMany, AbortMany)
+_WAITING = (Command, AddMany, AbortMany, OpenSession)
 """Messages that need the requests of the core before this one."""
 
 
@@ -233,6 +233,10 @@ class Loop:
                 engine.offline.add_many(client, message)
             case Collect():
                 engine.outputs.collect(client, message)
+            case Follow():
+                engine.outputs.follow(client, message)
+            case OpenSession():
+                engine.offline.open_session(message.session)
             case AbortMany():
                 engine.requests.abort_many(message.requests)
             case ForgetMany():

@@ -12,6 +12,7 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
+from ppengine.common.template_process import TemplateProcess
 from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
@@ -44,7 +45,6 @@ from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submissions import Submissions
 from ppengine.core.successor import Successor
-from ppengine.core.template_process import TemplateProcess
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
@@ -111,7 +111,7 @@ class Engine:
         self.requests = requests = LiveRequests(health, self.outputs, event, journal, clock)
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
-        self.offline = OfflineRequests(health, submissions, requests, journal, reply)
+        self.offline = OfflineRequests(health, submissions, requests, self.outputs, journal, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.recovery = recovery = Recovery(

@@ -1,4 +1,4 @@
-"""Requests of offline sessions: many prompts in one message, all of them or none."""
+"""Requests of programs, by session: many prompts in one message, all of them or none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.submissions import Submissions
@@ -20,6 +21,10 @@ ADDED_MOST = 1000
 """Messages whose requests are known by number."""
 
 
+class _LaterError(ValueError):
+    """The engine takes no prompts now."""
+
+
 @dataclass(eq=False)
 class OfflineRequests:
     """Queues the prompts of a session."""
@@ -27,6 +32,7 @@ class OfflineRequests:
     _health: Health
     _submissions: Submissions
     _requests: LiveRequests
+    _outputs: OutputHub
     _journal: JournalWriter
     _reply: Callable[[bytes, msgspec.Struct], None]
     added: OrderedDict[tuple[str, int], list[str]] = field(init=False, default_factory=OrderedDict)
@@ -42,12 +48,13 @@ class OfflineRequests:
         lost, serving = bool(health.down or health.gave_up), health.serving
         try:
             if serving is None or lost:
-                raise ValueError(health.text)
+                raise _LaterError(health.text)
             if health.draining:
-                raise ValueError("the engine is draining and takes no new requests; drain --undo ends that")
+                raise _LaterError("the engine is draining and takes no new requests; drain --undo ends that")
             groups = self._groups(serving.scheduler, message)
         except ValueError as problem:
-            self._reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost))
+            later = isinstance(problem, _LaterError)
+            self._reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), lost=lost, later=later))
             return
         for group in groups:
             self._requests.admit(serving, group, session=message.session)
@@ -57,13 +64,17 @@ class OfflineRequests:
         self._journal.added(*key, names)
         self._reply(client, Added(nonce=message.nonce, requests=names))
 
+    def open_session(self, session: str) -> None:
+        """Abort the requests that an earlier process has left in a session."""
+        self._requests.abort_many(self._outputs.open_in(session))
+
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""
         groups: list[list[Request]] = []
         seen: set[str] = set()
         for number, verb in enumerate(message.submissions, message.first):
             try:
-                group = self._submissions.requests(verb, owner=message.session)
+                group = self._submissions.requests(verb, owner=message.owner or message.session)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
                 raise ValueError(f"prompt {number}: {problem}") from None

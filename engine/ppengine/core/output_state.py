@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ppengine.checkpoint.tokenizer import DetokStream
-from ppengine.core.stop_text import find_stop, may_begin
+from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import RequestDetail
@@ -25,70 +24,48 @@ class Ending(NamedTuple):
 class Sample:
     """One continuation as it grows."""
 
+    growing: GrowingText | None = None
+    """Its text; None without a tokenizer."""
     tokens: list[int] = field(default_factory=list)
-    text: str = ""
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
-    stream: DetokStream | None = None
-    held_back: int = 0
-    """Trailing characters, not shown yet, that may begin a stop text."""
     ending: Ending | None = None
-    stopped: bool = False
-    """The text was cut at a stop text."""
-
     late: int = 0
     """Leading tokens, those of a core before this one, whose text is not made yet."""
+    known_text: str = ""
+    """Text from a core before this one, in place of a growing one."""
+
+    @property
+    def text(self) -> str:
+        """Its text so far."""
+        return self.known_text if self.growing is None else self.growing.text
 
     @property
     def shown(self) -> int:
         """Number of characters that a reader may have, because they will not change."""
-        return len(self.text) - self.held_back
+        return len(self.known_text) if self.growing is None else self.growing.shown
 
-    def push(self, token: int, sampling: SamplingParams, ended: bool) -> bool:
+    def push(self, token: int, ended: bool) -> bool:
         """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
         self.tokens.append(token)
-        return self.stream is not None and not ended and self._add_text(token, len(self.tokens), sampling)
+        return self.growing is not None and not ended and self.growing.push(token)
 
     def finish(self, reason: str) -> None:
         """Set the finish reason, and end the text."""
-        if self.stopped:
-            # Also if the stop text came with the last allowed token.
-            reason = "stop"
-        elif self.stream is not None and reason != "stop":
-            self.text += self.stream.flush()
-        self.finish_reason, self.held_back, self.stream = reason, 0, None
+        if self.growing is not None:
+            self.growing.end(by_stop_token=reason == "stop")
+            if self.growing.stopped:
+                # Also if the stop text came with the last allowed token.
+                reason = "stop"
+        self.finish_reason = reason
 
-    def catch_up(self, sampling: SamplingParams) -> None:
+    def catch_up(self) -> None:
         """Make the text of the tokens that came from a core before this one."""
         tokens, self.late = self.tokens[: self.late], 0
-        by_stop = self.finish_reason == "stop"
-        if self.stream is not None and not sampling.stop:
-            self.text += self.stream.extend(tokens[:-1] if by_stop else tokens)
-        elif self.stream is not None:
-            for count, token in enumerate(tokens, 1):
-                before = self.text
-                if self._add_text(token, count, sampling):
-                    break
-                if by_stop and count == len(tokens):
-                    self.text = before  # A stop token has no text.
+        if self.growing is not None:
+            self.growing.extend(tokens, by_stop=self.finish_reason == "stop")
         if self.finish_reason is not None:
             self.finish(self.finish_reason)
-
-    def _add_text(self, token: int, count: int, sampling: SamplingParams) -> bool:
-        """Append the text of token number `count`; return whether it completes a stop text."""
-        assert self.stream is not None, "a sample without text has no stop texts"
-        piece = self.stream.push(token)
-        self.text += piece
-        stops = sampling.stop
-        if not stops or not piece:
-            return False
-        if count >= sampling.min_tokens:
-            at = find_stop(self.text, stops, len(piece))
-            if at is not None:
-                self.text, self.held_back, self.stopped = self.text[:at], 0, True
-                return True
-        self.held_back = may_begin(self.text, stops)
-        return False
 
 
 @dataclass(slots=True)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Literal
 
+from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
 from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
-from ppengine.protocol.offline import Collect, Collected, RequestOutput, SampleOutput
+from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
 from ppengine.protocol.sampling import SamplingParams
 
 MAX_WAITING = 10_000
@@ -28,10 +30,13 @@ _Topic = tuple[Literal["more of", "news of", "end in"], str]
 """Condition of a waiting question: more of a request, news of a session, or an end in a session."""
 
 
+_Question = Fetch | Collect | Follow
+
+
 @dataclass(slots=True)
 class _Waiter:
     client: bytes
-    question: Fetch | Collect
+    question: _Question
     deadline: float
 
 
@@ -41,7 +46,7 @@ class OutputHub:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        reply: Callable[[bytes, Fetched | Collected | Failed], None],
+        reply: Callable[[bytes, Fetched | Collected | News | Failed], None],
         clock: Callable[[], float],
         failure: Callable[[], str],
         dropped: Callable[[list[str]], None] = lambda names: None,
@@ -52,6 +57,7 @@ class OutputHub:
         self._outputs: OrderedDict[str, Output] = OrderedDict()
         self._sessions: dict[str, dict[str, Output]] = {}
         self._waiters: dict[_Topic, list[_Waiter]] = {}
+        self._followers = Followers()
         self._waiting = 0
         self._earliest = math.inf
         """No deadline of a waiting question is before this."""
@@ -66,7 +72,8 @@ class OutputHub:
         output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)], number)
         if self._tokenizer is not None and sampling.detokenize:
             for sample in output.samples:
-                sample.stream = self._tokenizer.stream(prompt_ids)
+                stream = self._tokenizer.stream(prompt_ids)
+                sample.growing = GrowingText(stream, sampling.stop, sampling.min_tokens)
         self._outputs[request] = output
         if session:
             self._sessions.setdefault(session, {})[request] = output
@@ -89,7 +96,7 @@ class OutputHub:
             if known.finished is not None:
                 sample.finish_reason = known.finished.reason
             if known.finished is not None and known.text:
-                sample.text, sample.stream = known.text, None
+                sample.known_text, sample.growing = known.text, None
             else:
                 sample.late = len(known.tokens)
         self._touch(output)
@@ -118,12 +125,12 @@ class OutputHub:
         output = self._outputs[request]
         sample = output.samples[index]
         if sample.late:
-            sample.catch_up(output.sampling)
+            sample.catch_up()
         if logprob is not None:
             sample.logprobs.append(logprob)
         output.deaths = 0
         self._touch(output)
-        return sample.push(token, output.sampling, ended)
+        return sample.push(token, ended)
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
@@ -132,7 +139,7 @@ class OutputHub:
             return
         sample = output.samples[index]
         if sample.late:
-            sample.catch_up(output.sampling)
+            sample.catch_up()
         sample.finish(reason)
         sample.ending = ending
         self._touch(output)
@@ -160,6 +167,15 @@ class OutputHub:
         """Answer now if outputs of the session changed after `since`, otherwise when they do."""
         if not self._answer_collect(client, question, last=self._at_once(question)):
             self._wait(client, question)
+
+    def follow(self, client: bytes, question: Follow) -> None:
+        """Answer now if requests of the session have news, otherwise when they have."""
+        if not self._answer_follow(client, question, last=self._at_once(question)):
+            self._wait(client, question)
+
+    def open_in(self, session: str) -> list[str]:
+        """Return the requests of a session that have not ended."""
+        return [name for name, output in self._sessions.get(session, {}).items() if not output.finished]
 
     def serve_waiters(self) -> None:
         """Answer the questions that have news or have timed out. The loop calls it once a turn."""
@@ -189,18 +205,20 @@ class OutputHub:
         self._touched.add(("more of", output.request))
         self._touched.add(("news of", output.session))
 
-    def _wait(self, client: bytes, question: Fetch | Collect) -> None:
+    def _wait(self, client: bytes, question: _Question) -> None:
         deadline = self._clock() + min(question.wait_ms, 60_000) / 1e3
         self._waiters.setdefault(_topic(question), []).append(_Waiter(client, question, deadline))
         self._waiting += 1
         self._earliest = min(self._earliest, deadline)
 
-    def _at_once(self, question: Fetch | Collect) -> bool:
+    def _at_once(self, question: _Question) -> bool:
         return question.wait_ms <= 0 or self._waiting >= MAX_WAITING
 
     def _serve(self, waiter: _Waiter, last: bool) -> bool:
         if isinstance(waiter.question, Fetch):
             return self._answer_fetch(waiter.client, waiter.question, last)
+        if isinstance(waiter.question, Follow):
+            return self._answer_follow(waiter.client, waiter.question, last)
         return self._answer_collect(waiter.client, waiter.question, last)
 
     def _answer_fetch(self, client: bytes, question: Fetch, last: bool) -> bool:
@@ -253,6 +271,18 @@ class OutputHub:
         self._reply(client, answer)
         return True
 
+    def _answer_follow(self, client: bytes, question: Follow, last: bool) -> bool:
+        members = self._sessions.get(question.session, {}).values()
+        outputs = [output for output in members if output.changed > max(question.since, 0)]
+        failure = "" if outputs else self._failure()
+        if not outputs and not last and not failure:
+            return False
+        for output in outputs:
+            if output.finished:
+                self._note_read(output)
+        self._reply(client, self._followers.news(question, outputs, self._changes, failure))
+        return True
+
     def _trim(self) -> None:
         surplus = self._finished - KEEP_FINISHED
         if surplus <= 0:
@@ -283,13 +313,14 @@ def _catch_up(output: Output) -> None:
     """Make the text that an output of the core before this one still lacks."""
     for sample in output.samples:
         if sample.late:
-            sample.catch_up(output.sampling)
+            sample.catch_up()
 
 
-def _topic(question: Fetch | Collect) -> _Topic:
+def _topic(question: _Question) -> _Topic:
     if isinstance(question, Fetch):
         return "more of", question.request
-    return ("end in" if question.finished_only else "news of"), question.session
+    ends = isinstance(question, Collect) and question.finished_only
+    return ("end in" if ends else "news of"), question.session
 
 
 def as_wire(output: Output) -> RequestOutput:

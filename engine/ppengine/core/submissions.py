@@ -12,6 +12,7 @@ from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
+from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.verbs import Submit
 
@@ -75,12 +76,12 @@ class Submissions:
             self._check_vocabulary("token id", ids)
         return ids
 
-    def chat(self, verb: Submit) -> tuple[list[dict[str, str]], int]:
-        """Return the messages of a chat, and the most characters of its text. Raises as `requests`."""
+    def chat(self, verb: Submit) -> tuple[Chat, int]:
+        """Return the chat of a prompt, and the most characters of its text. Raises as `requests`."""
         if verb.prompt is None or verb.prompt_token_ids is not None:
             raise ValueError("a chat is a prompt text, without prompt_token_ids")
         self._checked(verb.prompt)
-        return [{"role": "user", "content": verb.prompt}], min(self._most, CHAT_MOST)
+        return Chat(messages=[{"role": "user", "content": verb.prompt}]), min(self._most, CHAT_MOST)
 
     def rendered(self, verb: Submit, text: str) -> Submit:
         """Return the submission of a chat by the tokens of its text."""

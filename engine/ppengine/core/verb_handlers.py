@@ -10,6 +10,7 @@ from typing import Any, get_args
 import msgspec
 
 from ppengine.common.config import EngineConfig
+from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.core import ownership
 from ppengine.core.answers import Answers
 from ppengine.core.cordons import Cordons
@@ -27,7 +28,6 @@ from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.stage_records import Stages
 from ppengine.core.submissions import Submissions
-from ppengine.core.template_process import TemplateProcess
 from ppengine.protocol.chat_messages import Rendered
 from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
 from ppengine.protocol.reports import Attended
@@ -49,7 +49,7 @@ from ppengine.protocol.verbs import (
     value_of,
 )
 
-_REFUSALS = (CommandError, NotPossible, DoesNotFit, ValueError)
+_REFUSALS = (CommandError, NotPossible, DoesNotFit, TooManyChatsError, ValueError)
 """Errors that refuse a command, each with its reason in one line."""
 ATTENDED_MOST = 1000
 """Requests noted with their console, before those that have ended are dropped."""
@@ -124,13 +124,13 @@ class Commands:
     def _render(self, client: bytes, command: Command, verb: Submit, operation: Operation | None = None) -> None:
         """Have the prompt of a chat rendered; its submission goes on in `_rendered`. Raises as `_plan`."""
         self._check(command)
-        messages, most = self._submissions.chat(verb)
+        chat, most = self._submissions.chat(verb)
         self._templates.check_room()
         # It has no request before its prompt is known, so its wait is an operation's.
         if operation is None and not command.dry_run:
             operation = self._operations.open(command, client, verb.request)
         defer = None if operation is None else partial(self._operations.defer, operation)
-        self._templates.render(messages, most, partial(self._rendered, client, command, verb, operation), defer)
+        self._templates.render(chat, most, partial(self._rendered, client, command, verb, operation), defer)
 
     def _rendered(
         self, client: bytes, command: Command, verb: Submit, operation: Operation | None, rendered: Rendered
@@ -326,4 +326,6 @@ def _code(error: Exception) -> ErrorCode:
             return error.code
         case DoesNotFit():
             return "DOES_NOT_FIT"
+        case TooManyChatsError():
+            return "BUSY"
     return "INVALID"

@@ -1,18 +1,30 @@
-"""Messages between the core and the process that renders chat templates, on the socket `render`."""
+"""Messages between the process that renders chat templates and its parent, on a socket of the parent."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 
+class Chat(msgspec.Struct, kw_only=True):
+    """The arguments of a chat template."""
+
+    messages: list[dict[str, Any]]
+    """Messages of the chat, each with `role` and `content`."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the model may call, in OpenAI's form."""
+    add_generation_prompt: bool = True
+    """Whether the text ends with the beginning of an answer."""
+    options: dict[str, Any] = {}
+    """Further names for the template, as `enable_thinking`."""
+
+
 class Render(msgspec.Struct, tag="render", kw_only=True):
-    """One chat to render; the core sends the next when this one is answered."""
+    """One chat to render; the parent sends the next when this one is answered."""
 
     number: int
-    messages: list[dict[str, str]]
-    """Messages of the chat, each with `role` and `content`."""
+    chat: Chat
     most: int
     """Most characters of the text."""
     cpu_s: int

@@ -1,4 +1,4 @@
-"""Messages of the offline API to the core, beside `Command`, `Fetch` and `Inspect` which the gateway forwards."""
+"""Messages of programs to the core: the offline API and HTTP processes; others are those that the gateway forwards."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     submissions: list[Submit]
     first: int = 0
     """Number of the first prompt, for errors: many prompts come in portions."""
+    owner: str = ""
+    """User on whose behalf they come; empty: the session."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
@@ -37,6 +39,8 @@ class Added(msgspec.Struct, tag="added", kw_only=True):
     error: str = ""
     lost: bool = False
     """The engine lacks a stage: no prompt will do."""
+    later: bool = False
+    """The engine takes no prompts now, as it drains or loads: the same ones may do later."""
 
 
 class Collect(msgspec.Struct, tag="collect", kw_only=True):
@@ -77,6 +81,49 @@ class Collected(msgspec.Struct, tag="collected", kw_only=True):
     """Why nothing more will come: a stage is lost."""
 
 
+class OpenSession(msgspec.Struct, tag="open-session", kw_only=True):
+    """Begin a session: requests that an earlier process has left in it are aborted. No answer."""
+
+    session: str
+
+
+class Follow(msgspec.Struct, tag="follow", kw_only=True):
+    """News of all requests of a session, answered by `News` as soon as there are any, or after `wait_ms`.
+
+    `since` is the cursor of the newest `News`, -1 without one. For an older cursor all is sent from the beginning.
+    """
+
+    nonce: int
+    session: str
+    since: int
+    wait_ms: int
+
+
+class Piece(msgspec.Struct, array_like=True):
+    """Tokens of one continuation from `offset` on."""
+
+    request: str
+    sample: int
+    offset: int
+    token_ids: list[int]
+    logprobs: list[Logprob] = []
+    finish_reason: str | None = None
+    loss: str = ""
+    """Why it is lost, in one line; empty: it is not."""
+    cached_tokens: int = 0
+    """At the end: prompt tokens whose blocks were cached."""
+
+
+class News(msgspec.Struct, tag="news", kw_only=True):
+    """Answer to Follow; pass `cursor` as the next `since`. Two answers may overlap, by offset."""
+
+    nonce: int
+    cursor: int
+    pieces: list[Piece]
+    error: str = ""
+    """Why nothing more will come: a stage is lost."""
+
+
 class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
     """Abort and forget requests of a session; no answer."""
 
@@ -111,13 +158,13 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 
 ToFront = (
-    Command | Fetch | Inspect | AddMany | Collect | AbortMany | ForgetMany | StateQuery | ProcessReport | DeviceRooms
-    | Recall
+    Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | ForgetMany | StateQuery
+    | ProcessReport | DeviceRooms | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
 are the gateway's."""
 FromFront = (
-    Reply | Fetched | Inspected | Failed | Added | Collected | StateAnswer
+    Reply | Fetched | Inspected | Failed | Added | Collected | News | StateAnswer
     | StartStage
 )  # fmt: skip
 """`StartStage` is for the supervisor alone."""

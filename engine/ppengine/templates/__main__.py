@@ -1,4 +1,4 @@
-"""`python -m ppengine.templates --engine RUN_DIR/engine.json --name N`: renders chats until its lifeline closes."""
+"""`python -m ppengine.templates --engine FILE --socket SOCKET --name NAME`: renders chats until its lifeline closes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppengine.checkpoint.chat_template import ChatTemplate, TooLongError
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.one_line import one_line
-from ppengine.protocol.chat_messages import Render, Rendered, RendererReady
+from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady
 from ppengine.protocol.frames import Codec, encode
 
 log = logging.getLogger("ppengine.templates")
@@ -27,10 +27,11 @@ FILES = 32
 
 
 def main() -> int:
-    """Render what the core sends."""
+    """Render what the parent sends."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.templates")
     parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
-    parser.add_argument("--name", required=True, help="routing id on the socket `render`")
+    parser.add_argument("--socket", required=True, help="name of the parent's socket in the run folder")
+    parser.add_argument("--name", required=True, help="routing id on that socket")
     lifeline.add_argument(parser)
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
@@ -39,7 +40,7 @@ def main() -> int:
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, arguments.name.encode())
-    socket.connect(config.endpoint("render"))
+    socket.connect(config.endpoint(arguments.socket))
     limit(resource.RLIMIT_AS, MEMORY_BYTES)
     limit(resource.RLIMIT_NOFILE, FILES)
     limit(resource.RLIMIT_CORE, 0)
@@ -59,7 +60,7 @@ class Renderer:
         self._folder = folder
         self._template: ChatTemplate | None = None
         # Jinja compiles its own expressions at the first template; the first chat need not wait for that.
-        ChatTemplate("", {}).render([], 0)
+        ChatTemplate("", {}).render(Chat(messages=[]), 0)
 
     def answer(self, chat: Render) -> Rendered:
         """Return the text of a chat, or why there is none."""
@@ -68,7 +69,7 @@ class Renderer:
         try:
             if self._template is None:
                 self._template = ChatTemplate.load(self._folder)
-            return Rendered(number=chat.number, text=self._template.render(chat.messages, chat.most))
+            return Rendered(number=chat.number, text=self._template.render(chat.chat, chat.most))
         except TooLongError as error:
             return Rendered(number=chat.number, error=str(error), code="DOES_NOT_FIT")
         except ConfigError as error:

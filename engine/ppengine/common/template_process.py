@@ -1,7 +1,7 @@
-"""The core's side of chat templates: a queue of chats, and the process that renders one of them at a time.
+"""A queue of chats, and the process that renders one of them at a time by the checkpoint's template.
 
-The core never waits for it. The process is started at the first chat, is killed at the deadline of one, and is
-replaced at the next. A chat that has ended two processes is refused, and no other.
+Its parent, the core or an HTTP process, never waits for it. The process is started at the first chat, is killed at the
+deadline of one, and is replaced at the next. A chat that has ended two processes is refused, and no other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import msgspec
 
 from ppengine.common.child_process import Child, spawn
 from ppengine.common.one_line import one_line
-from ppengine.core.plans import CommandError
-from ppengine.protocol.chat_messages import Render, Rendered, RendererReady
+from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady
 from ppengine.protocol.frames import encode
 
-log = logging.getLogger("ppengine.core.templates")
+log = logging.getLogger("ppengine.templates.parent")
 
 MODULE = "ppengine.templates"
 CPU_S = 2
@@ -34,6 +33,10 @@ DEFER_S = 0.2
 """Seconds after which a chat that still waits is reported as deferred."""
 WAITING_MOST = 256
 """Chats that wait; later ones are refused."""
+
+
+class TooManyChatsError(Exception):
+    """As many chats wait as may; one line."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +62,8 @@ class TemplateProcess:
     _clock: Callable[[], float]
     _event: Callable[[str, str], None]
     """Reports an event: its kind and text."""
+    socket: str = "render"
+    """Name of the parent's socket in the run folder."""
     _child: Child | None = field(init=False, default=None)
     _name: bytes = field(init=False, default=b"")
     """Routing id of the child; each has its own."""
@@ -75,20 +80,19 @@ class TemplateProcess:
     _count: int = field(init=False, default=0)
 
     def check_room(self) -> None:
-        """Raise CommandError if too many chats wait."""
+        """Raise TooManyChatsError if no further chat may wait."""
         if len(self._queue) >= WAITING_MOST:
-            raise CommandError("BUSY", f"{WAITING_MOST} chats wait for the chat template; submit it again later")
+            raise TooManyChatsError(f"{WAITING_MOST} chats wait for the chat template; submit it again later")
 
     def render(
-        self, messages: list[dict[str, str]], most: int, end: Callable[[Rendered], None],
-        defer: Callable[[str], None] | None,
-    ) -> None:  # fmt: skip
+        self, chat: Chat, most: int, end: Callable[[Rendered], None], defer: Callable[[str], None] | None = None
+    ) -> None:
         """Queue a chat. `end` takes its text of `most` characters at most, or the reason why there is none.
 
         `defer` takes the reason of a wait that is longer than usual.
         """
         self._count += 1
-        message = Render(number=self._count, messages=messages, most=most, cpu_s=CPU_S)
+        message = Render(number=self._count, chat=chat, most=most, cpu_s=CPU_S)
         self._queue.append(_Chat(message, end, defer, self._clock()))
         self._go_on()
 
@@ -150,7 +154,7 @@ class TemplateProcess:
     def _start(self) -> None:
         self._count += 1
         name = f"t{self._count}"
-        arguments = ["--engine", str(self._run_dir / "engine.json"), "--name", name]
+        arguments = ["--engine", str(self._run_dir / "engine.json"), "--socket", self.socket, "--name", name]
         try:
             self._child = spawn(MODULE, arguments, log=self._run_dir / "templates.log")
         except OSError as error:  # No process or descriptor is left; `advance` refuses the chat.

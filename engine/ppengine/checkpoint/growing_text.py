@@ -1,0 +1,72 @@
+"""The text of a growing output: detokenized piece by piece, and cut at the first stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppengine.checkpoint.stop_text import find_stop, may_begin
+from ppengine.checkpoint.tokenizer import DetokStream
+
+
+class GrowingText:
+    """Text of one continuation.
+
+    `stops` end it, from token number `min_tokens` on, and are no part of it.
+    """
+
+    __slots__ = ("_held_back", "_min_tokens", "_stops", "_stream", "count", "stopped", "text")
+
+    def __init__(self, stream: DetokStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._stream: DetokStream | None = stream
+        self._stops, self._min_tokens = stops, min_tokens
+        self._held_back = 0
+        self.text = ""
+        self.count = 0
+        """Number of tokens so far."""
+        self.stopped = False
+        """Whether the text was cut at a stop text."""
+
+    @property
+    def shown(self) -> int:
+        """Number of characters that a reader may have: they will not change."""
+        return len(self.text) - self._held_back
+
+    def push(self, token: int) -> bool:
+        """Append the text of a token; return whether it completes a stop text."""
+        self.count += 1
+        assert self._stream is not None, "the text has ended"
+        piece = self._stream.push(token)
+        self.text += piece
+        stops = self._stops
+        if not stops or not piece:
+            return False
+        if self.count >= self._min_tokens:
+            at = find_stop(self.text, stops, len(piece))
+            if at is not None:
+                self.text, self._held_back, self.stopped = self.text[:at], 0, True
+                return True
+        self._held_back = may_begin(self.text, stops)
+        return False
+
+    def extend(self, tokens: list[int], by_stop: bool = False) -> None:
+        """Append the text of `tokens` up to a stop text.
+
+        `by_stop`: the last one ended the output. It completes a stop text, or is a stop token, which has no text.
+        """
+        assert self._stream is not None, "the text has ended"
+        sure = tokens[:-1] if by_stop else tokens
+        if not self._stops:
+            self.count += len(tokens)
+            self.text += self._stream.extend(sure)
+            return
+        if any(self.push(token) for token in sure) or not by_stop or not tokens:
+            return
+        before = self.text
+        if not self.push(tokens[-1]):
+            self.text = before
+
+    def end(self, by_stop_token: bool = False) -> None:
+        """End the text; half a character at its end becomes U+FFFD, unless a stop text or a stop token ended it."""
+        if not self.stopped and not by_stop_token and self._stream is not None:
+            self.text += self._stream.flush()
+        self._held_back, self._stream = 0, None

@@ -1,0 +1,56 @@
+"""Sessions that follow their requests: each token is sent once, and again only if an answer was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ppengine.core.output_state import Output, Sample
+from ppengine.protocol.offline import Follow, News, Piece
+
+_ENDED = -1
+"""In place of the count of a sample whose end was sent."""
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Progress of one session: the cursor of the newest answer, and the tokens sent by request and sample."""
+
+    cursor: int = -1
+    sent: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Followers:
+    """Makes the answers to `Follow`. It keeps only counts, of requests that have not ended."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, _Follower] = {}
+
+    def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
+        """Return what `outputs` have beyond the newest answer; `cursor` is the present number of changes."""
+        follower = self._sessions.setdefault(question.session, _Follower())
+        if question.since != follower.cursor:
+            # An answer was lost on its way, or this core follows another one.
+            follower.sent.clear()
+        follower.cursor = cursor
+        pieces = [piece for output in outputs for piece in _pieces(follower, output)]
+        return News(nonce=question.nonce, cursor=cursor, pieces=pieces, error=error)
+
+
+def _pieces(follower: _Follower, output: Output) -> Iterator[Piece]:
+    counts = follower.sent.setdefault(output.request, [0] * len(output.samples))
+    for index, sample in enumerate(output.samples):
+        known, ended = counts[index], sample.finish_reason is not None
+        if known != _ENDED and (ended or len(sample.tokens) > known):
+            yield _piece(output.request, index, known, sample)
+            counts[index] = _ENDED if ended else len(sample.tokens)
+    if output.finished:
+        del follower.sent[output.request]
+
+
+def _piece(request: str, index: int, offset: int, sample: Sample) -> Piece:
+    ending = sample.ending
+    return Piece(
+        request, index, offset, sample.tokens[offset:], sample.logprobs[offset:], sample.finish_reason,
+        "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
+    )  # fmt: skip

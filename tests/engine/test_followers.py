@@ -1,0 +1,78 @@
+"""`Follow`: whatever answers are lost, a reader has every token once and every end."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppengine.core.outputs import OutputHub
+from ppengine.protocol.offline import Follow, News
+from ppengine.protocol.sampling import SamplingParams
+
+
+class World:
+    def __init__(self) -> None:
+        self.answers: list[News] = []
+        self.now = 0.0
+        self.hub = OutputHub(None, lambda client, answer: self.answers.append(answer), lambda: self.now, lambda: "")
+
+    def ask(self, since: int) -> None:
+        self.hub.follow(b"http", Follow(nonce=1, session="s", since=since, wait_ms=1000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), samples=st.integers(1, 3), lost=st.floats(0, 0.8))
+def test_every_token_comes_once_however_many_answers_are_lost(seed: int, samples: int, lost: float) -> None:
+    world, draw = World(), random.Random(seed)
+    wanted, have = [[0] * 0 for _ in range(samples)], [[0] * 0 for _ in range(samples)]
+    ended = [False] * samples
+    world.hub.open("r", "s", [1], SamplingParams(n=samples, detokenize=False), 0)
+    cursor, finished = -1, set[int]()
+    for turn in range(200):
+        world.ask(cursor)
+        for sample in range(samples):
+            if not ended[sample] and draw.random() < 0.5:
+                ended[sample] = draw.random() < 0.05 or turn > 150
+                wanted[sample].append(draw.randrange(1000))
+                world.hub.push("r", sample, wanted[sample][-1], None, False)
+                if ended[sample]:
+                    world.hub.finish("r", sample, "length")
+        world.now += 2.0
+        world.hub.serve_waiters()
+        answers, world.answers = world.answers, []
+        for answer in answers:
+            if draw.random() < lost:
+                continue
+            cursor = answer.cursor
+            for piece in answer.pieces:
+                known = len(have[piece.sample])
+                assert piece.offset <= known, "no token is missing before it"
+                have[piece.sample] += piece.token_ids[known - piece.offset :]
+                finished |= {piece.sample} if piece.finish_reason else set()
+        if all(ended) and len(finished) == samples:
+            break
+    if lost < 0.5:
+        assert have == wanted and len(finished) == samples
+
+
+def test_without_a_loss_nothing_is_sent_twice() -> None:
+    world = World()
+    world.hub.open("r", "s", [1], SamplingParams(n=2, detokenize=False), 0)
+    cursor, sent = -1, 0
+    for token in range(10):
+        world.ask(cursor)
+        world.hub.push("r", token % 2, token, None, False)
+        world.hub.serve_waiters()
+        (answer,), world.answers = world.answers, []
+        assert [(piece.sample, piece.token_ids) for piece in answer.pieces] == [(token % 2, [token])]
+        cursor, sent = answer.cursor, sent + len(answer.pieces)
+    assert sent == 10
+
+
+def test_a_session_knows_what_it_has_left_open() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
+    world.hub.finish("a", 0, "length")
+    assert world.hub.open_in("s") == ["b"] and world.hub.open_in("other") == []
