@@ -68,6 +68,8 @@ class Served:
         self.stages: int = parallel["pipeline"]
         # An actor does not say in its command line which stage it is; Ray's driver says that it is one.
         self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages * parallel.get("tensor", 1)
+        http = msgspec.to_builtins(profile).get("http", {})
+        self._processes += http.get("processes", 1) if http.get("listen") else 0
         self._serves_s = 250 if parallel["executor"] == "ray" else 100
         self._forks = parallel["executor"] == "local"
         self.code = 0

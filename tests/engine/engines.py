@@ -110,8 +110,10 @@ class Engine:
                 stage = words[words.index("--stage") + 1] if "--stage" in words else ""
                 if "--rank" in words and (rank := words[words.index("--rank") + 1]) != "0":
                     stage = f"{stage}.{rank}"
-                module = words[words.index("-m") + 1]
-                found["stage" + stage if stage else module.removesuffix(".__main__").rpartition(".")[2]] = pid
+                module = words[words.index("-m") + 1].removesuffix(".__main__").rpartition(".")[2]
+                # HTTP processes have their roles in their words.
+                role = words[words.index("--role") + 1] if "--role" in words else module
+                found["stage" + stage if stage else role] = pid
         return found if len(found) == count else None
 
     def wait(self, timeout: float = 20.0) -> int:

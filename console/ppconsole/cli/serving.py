@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 @click.option("--set", "settings", multiple=True, metavar="a.b=c", help="Change one key of the profile; repeatable.")
 @click.option("--name", help="Name of the engine; without it, the profile's.")
 @click.option("--listen", metavar="tcp://IP:PORT", help="Also for consoles on other hosts, whose keys are allowed.")
+@click.option(
+    "--http",
+    metavar="[HOST:PORT]",
+    is_flag=False,
+    flag_value="127.0.0.1:8000",
+    help="Serve OpenAI's API there; 127.0.0.1:8000 without an address.",
+)
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
 @click.option(
     "--journal", type=click.Choice(["on", "off"]), help="Keep requests on disk, so that they survive the core; else on."
@@ -36,6 +43,7 @@ def serve_command(
     settings: Sequence[str],
     name: str | None,
     listen: str | None,
+    http: str | None,
     allow_faults: bool,
     journal: str | None,
     restart: bool,
@@ -49,7 +57,7 @@ def serve_command(
     from ppconsole.cli.launch import EngineProcess, need_engine
 
     need_engine()
-    keys = {"journal": journal, "console.listen": listen}
+    keys = {"journal": journal, "console.listen": listen, "http.listen": http}
     settings = [*settings, *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within], kept=restart)

@@ -15,6 +15,7 @@ from msgspec import Meta
 from ppengine.common.cluster import Cluster, be_node, bind
 from ppengine.common.curve import Socket
 from ppengine.common.groups import Groups
+from ppengine.common.http_address import parse_http
 from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind, words_for
@@ -115,6 +116,19 @@ class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Most MiB of them; a large engine gets fewer snapshots a minute in place of fewer minutes."""
 
 
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's API."""
+
+    listen: str | None = None
+    """`HOST:PORT` of the API; null: there is none. Port 0: a free one."""
+    processes: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes that share the port."""
+    keys: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
+    """File of API keys, a line each as `NAME KEY`, beside PPCONSOLE_API_KEY; null: that one alone, or none."""
+    most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
+    """Requests that may be open at once in each process; later ones are refused with status 429."""
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine."""
 
@@ -124,6 +138,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     console: ConsoleConfig = ConsoleConfig()
+    http: HttpConfig = HttpConfig()
     journal: bool = True
     """Keep requests in a file of the run folder, so that they go on if the core is restarted; off: ids alone."""
     threads_per_stage: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -143,6 +158,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     check_listen(listen)
             except ValueError as error:
                 raise ValueError(f"{key}.listen: {error}") from None
+        if self.http.listen is not None:
+            try:
+                parse_http(self.http.listen)
+            except ValueError as error:
+                raise ValueError(f"http.listen: {error}") from None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +191,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the node that this process runs on; empty: the engine's own host."""
     address: str = "127.0.0.1"
     """Address of this node for the edges of its stages."""
+
+    @property
+    def http_roles(self) -> list[str]:
+        """Names of the HTTP processes."""
+        http = self.profile.http
+        return [f"http{number}" for number in range(http.processes)] if http.listen is not None else []
 
     def endpoint(self, name: str) -> str:
         """Return the endpoint of a socket on this node, an ipc one on the engine's host.

@@ -10,18 +10,22 @@ the end, `{"event": "stopped", "code", "reason"}`; messages for humans on stderr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
+from ppengine.common.http_address import parse_http
 from ppengine.common.open_files import raise_limit
 from ppengine.protocol.discovery import RuntimeDirError
 from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError, identity
+from ppengine.supervisor.http_port import reserve, with_port
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.launch.local import LocalExecutor
 from ppengine.supervisor.resume import resume
@@ -52,13 +56,29 @@ def main() -> int:
 def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
     if options.resume is not None:
         config, before = resume(options.resume, options.after)
-        return Supervisor(config, _executor(config.profile), wakeup, follows=before).run()
+        with _held_port(config.profile):
+            return Supervisor(config, _executor(config.profile), wakeup, follows=before).run()
     profile = _profile(options)
     keeper = identity(os.getppid()) if options.kept else None
     if keeper is not None and profile.parallel.executor != "local":
         raise ConfigError(f"--restart needs stages of this host: parallel.executor is {profile.parallel.executor}")
-    config = engine_config(profile, options.name, allow_faults=options.allow_faults, keeper=keeper)
-    return Supervisor(config, _executor(profile), wakeup, within_s=options.within).run()
+    with _held_port(profile) as profile:
+        config = engine_config(profile, options.name, allow_faults=options.allow_faults, keeper=keeper)
+        return Supervisor(config, _executor(profile), wakeup, within_s=options.within).run()
+
+
+@contextlib.contextmanager
+def _held_port(profile: Profile) -> Iterator[Profile]:
+    """Hold the port of the API, if there is one; yields the profile with its number. Raises ConfigError."""
+    if profile.http.listen is None:
+        yield profile
+        return
+    try:
+        held = reserve(parse_http(profile.http.listen))
+    except OSError as error:
+        raise ConfigError(f"http.listen: {profile.http.listen} cannot be used: {error.strerror}") from None
+    with held:
+        yield with_port(profile, held)
 
 
 def _profile(options: argparse.Namespace) -> Profile:

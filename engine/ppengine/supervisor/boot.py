@@ -23,6 +23,7 @@ from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.tcp_address import parse_address
 from ppengine.supervisor.announcements import tell
 from ppengine.supervisor.claims import new_id
+from ppengine.supervisor.http_port import check_http
 
 
 def parse_profile(text: str) -> Profile:
@@ -64,6 +65,7 @@ def engine_config(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_keys(profile)
+    check_http(profile)
     folder = Path(profile.model.path)
     spec = read_spec(folder)
     if profile.model.load_format != "dummy":

@@ -36,6 +36,8 @@ VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
 AGAIN_S = 1.0
 """Seconds until a process is tried again for which there was no descriptor, folder or process."""
+HTTP_AGAIN_S = 30.0
+"""Seconds until an HTTP process is restarted that keeps ending."""
 MOST_AGENTS = 5
 """Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
@@ -47,6 +49,7 @@ class Modules(NamedTuple):
     gateway: str = "ppengine.gateway"
     core: str = "ppengine.core"
     agent: str = "ppengine.agent"
+    http: str = "ppengine.http"
 
 
 class End(NamedTuple):
@@ -82,6 +85,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._agents = 1
         self._deaths = {"gateway": ProcessDeaths(), "core": ProcessDeaths()}
+        """Ends of the processes that are restarted, by role."""
         self._due: dict[str, float] = {}
         """Time at which a process is restarted, by role."""
         self._link: Link | None = None
@@ -122,9 +126,8 @@ class Supervisor:
             claim(self._config)
         self._presence.keep_record()
         self._link = Link(self._config)
-        self._spawn("gateway", self._modules.gateway)
-        self._spawn("core", self._modules.core)
-        self._spawn("agent", self._modules.agent)
+        for role in ("gateway", "core", "agent", *self._config.http_roles):
+            self._spawn(role)
         if self._follows is None:
             self._executor.start(self._config)
         else:
@@ -132,8 +135,12 @@ class Supervisor:
             self._link.note_end(self._follows)
             self._executor.resume(self._config)
 
-    def _spawn(self, role: str, module: str) -> None:
+    def _spawn(self, role: str) -> None:
         args = ["--engine", str(self._folder / "engine.json")]
+        if role in self._config.http_roles:
+            module, args = self._modules.http, [*args, "--role", role]
+        else:
+            module = getattr(self._modules, role)
         child = spawn(module, args, log=self._folder / f"{role}.log")
         if role in self._children:
             self._children[role].close()
@@ -185,7 +192,9 @@ class Supervisor:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
         if answer is not None and answer.state in SERVED and not self._served:
             self._served = True
-            tell(f"{self._config.name} ({self._config.id}): serving")
+            listen = self._config.profile.http.listen
+            where = "" if listen is None else f", http://{listen}/v1"
+            tell(f"{self._config.name} ({self._config.id}): serving{where}")
             self._manager.ready(f"serving {self._config.name} ({self._config.id})")
         elif answer is not None and answer.code == "DOES_NOT_FIT":
             self._end = End(FITS_NOT, answer.message)
@@ -226,8 +235,10 @@ class Supervisor:
             self._end = End(0, "stopped by command")
         elif self._can_restart(info):
             self._end = self._lose(info.role, text, log)
-        elif info.role in (*VITAL, "gateway") or (info.role == "stage" and self._boots and info.exit_code != 0):
+        elif info.role in (*VITAL, "gateway") or (self._boots and info.exit_code != 0 and self._boots_with(info.role)):
             self._end = End(code, text, log)
+        elif info.role in self._config.http_roles:
+            self._restart_http(info.role, text)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
             tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
@@ -235,6 +246,17 @@ class Supervisor:
                 # It only looks, and knows nothing that it cannot learn again.
                 self._agents += 1
                 self._due["agent"] = time.monotonic()
+
+    def _boots_with(self, role: str) -> bool:
+        """Return whether an engine that loads ends with a process of this role."""
+        return role == "stage" or role in self._config.http_roles
+
+    def _restart_http(self, role: str, text: str) -> None:
+        """Plan the restart of an HTTP process. Its requests end with it; those of others and the engine go on."""
+        now = time.monotonic()
+        delay = self._deaths.setdefault(role, ProcessDeaths()).note(now)
+        self._due[role] = now + (HTTP_AGAIN_S if delay is None else delay)
+        tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
 
     def _can_restart(self, info: ProcessInfo) -> bool:
         """Return whether another gateway or core can go on where this one ended."""
@@ -265,7 +287,7 @@ class Supervisor:
                 return
             del self._due[role]
             try:
-                self._spawn(role, getattr(self._modules, role))
+                self._spawn(role)
             except OSError as error:
                 tell(
                     f"{self._config.name} ({self._config.id}): the {role} cannot be started: {error}; it is tried again"
@@ -287,11 +309,12 @@ class Supervisor:
         if core is not None:
             core.kill()
         self._executor.stop(0.0)
-        for role in ("agent", "gateway"):
-            if role in self._children:
+        for roles in (self._config.http_roles, ["agent"], ["gateway"]):
+            if present := [role for role in roles if role in self._children]:
                 self._observe()
-                self._children[role].terminate()
-                self._leave_in(GRACE_S / 2, (role,))
+                for role in present:
+                    self._children[role].terminate()
+                self._leave_in(GRACE_S / 2, tuple(present))
         for child in self._children.values():
             child.kill()
             child.wait(1.0)

@@ -1,0 +1,88 @@
+"""`python -m ppengine.http --engine FILE --role ROLE`: serves OpenAI's API until its lifeline closes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from ppengine.common import lifeline, logs
+from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.http_address import HttpAddress, parse_http
+from ppengine.http.access import ApiKeys
+from ppengine.http.app import Routes
+from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.front_link import FrontLink
+from ppengine.http.service import Service
+
+log = logging.getLogger("ppengine.http")
+
+BACKLOG = 2048
+LEAVE_S = 2
+"""Seconds for open answers when the engine stops in order."""
+
+
+def main() -> int:
+    """Serve until the engine ends. Exit code 1: it cannot start, with one line."""
+    parser = argparse.ArgumentParser(prog="python -m ppengine.http")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
+    parser.add_argument("--role", required=True, help="name of this process in the engine, and of its session")
+    lifeline.add_argument(parser)
+    arguments = parser.parse_args()
+    lifeline.adopt(arguments.lifeline)
+    logs.start()
+    config = EngineConfig.load(arguments.engine)
+    assert config.profile.http.listen is not None, "the supervisor starts it with an address"
+    try:
+        keys = ApiKeys.load(config.profile.http.keys)
+        listener = listen(parse_http(config.profile.http.listen))
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config, arguments.role, keys, listener))
+    return 0
+
+
+def listen(address: HttpAddress) -> socket.socket:
+    """Return a listening socket. Other HTTP processes of the engine share its port: the kernel divides connections."""
+    listener = socket.socket(socket.AF_INET6 if address.six else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((address.ip, address.port))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket.socket) -> None:
+    """Serve until a signal comes."""
+    http = config.profile.http
+    link, renderer = FrontLink(config.endpoint("front"), role), ChatRenderer(config, role)
+    service = Service(config, link, renderer, http.most_open)
+    app = Routes(service, keys).app()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            timeout_graceful_shutdown=LEAVE_S,
+        )
+    )  # fmt: skip
+    log.info("started as %s on %s", role, http.listen)
+    tasks = [asyncio.create_task(each) for each in (link.run(), renderer.run(), server.serve(sockets=[listener]))]
+    # The server returns at a signal; the others return only with an error.
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done():
+            task.result()
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""API keys: who may use the port. Without any, everyone on this host."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from pathlib import Path
+
+from ppengine.common.config import ConfigError
+from ppengine.http.errors import ApiError
+
+VARIABLE = "PPCONSOLE_API_KEY"
+"""Environment variable with one key, beside those of the file."""
+_BYTES_MOST = 2**20
+
+
+class ApiKeys:
+    """Names by key. Every comparison takes the same time, however much of a key is right."""
+
+    def __init__(self, names: dict[bytes, str]) -> None:
+        self._names = names
+
+    @classmethod
+    def load(cls, path: str | None) -> ApiKeys:
+        """Read the file `path`, a key a line as `NAME KEY`, and the environment. Raises ConfigError."""
+        names = {}
+        if path is not None:
+            names = _read(Path(path))
+        if key := os.environ.get(VARIABLE, ""):
+            names[key.encode()] = "api"
+        return cls(names)
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def caller(self, authorization: str | None) -> str:
+        """Return the name of the key in an `Authorization` header, `http` if none is needed. Raises ApiError."""
+        if not self._names:
+            return "http"
+        given = (authorization or "").removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
+        found = [name for key, name in self._names.items() if hmac.compare_digest(key, given)]
+        if not found:
+            text = "the API key is not known here" if given else "give an API key: Authorization: Bearer KEY"
+            raise ApiError(401, "authentication_error", text, code="invalid_api_key")
+        return found[0]
+
+
+def _read(path: Path) -> dict[bytes, str]:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"http.keys: {path} can be read by others; chmod 600 {path}")
+        with path.open("rb") as file:
+            lines = file.read(_BYTES_MOST).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"http.keys: {path} cannot be read: {error}") from None
+    names = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or len(words[1]) < 16:
+            raise ConfigError(f"http.keys: {path}, line {number}: write NAME KEY, with a key of 16 characters or more")
+        names[words[1].encode()] = words[0]
+    return names

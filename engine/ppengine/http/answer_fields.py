@@ -1,0 +1,174 @@
+"""Bodies of answers, in OpenAI's form. A field that OpenAI always sends has no default here."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class PromptDetails(msgspec.Struct):
+    """Prompt tokens by their source."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(msgspec.Struct):
+    """One of the best tokens of a place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct):
+    """The token of a place, and the best ones."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of a chat's answer."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of a completion, in lists of one entry a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One continuation, or a part of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/completions`, or one event of it."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """The answer of the model."""
+
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct, kw_only=True):
+    """A part of the model's answer; the first has the role."""
+
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """A part of one answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """One event of a streamed chat."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """The model that is served."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "ppengine"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of `/v1/models`."""
+
+    object: str = "list"
+    data: list[Model]
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """Answer of `/tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(msgspec.Struct):
+    """Answer of `/detokenize`."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    """Answer of `/version`."""
+
+    version: str
+
+
+class Load(msgspec.Struct):
+    """Answer of `/load`: open requests of this process."""
+
+    server_load: int

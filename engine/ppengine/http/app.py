@@ -1,0 +1,154 @@
+"""Routes of the API."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ppengine.http import answer_fields as fields
+from ppengine.http.access import ApiKeys
+from ppengine.http.answers import ChatAnswer, CompletionAnswer
+from ppengine.http.errors import ApiError, Kind, invalid
+from ppengine.http.request_fields import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    decode,
+)
+from ppengine.http.responses import GenerationResponse, error_response, json_response, read_body
+from ppengine.http.service import Caller, Service
+
+log = logging.getLogger("ppengine.http")
+
+_ALIVE = ("serving", "resizing", "paused", "draining", "degraded")
+"""States in which a restart of the engine would make things worse: a stage restarts within seconds."""
+_READY = ("serving", "resizing")
+_Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+
+class Routes:
+    """Handlers of one service."""
+
+    def __init__(self, service: Service, keys: ApiKeys) -> None:
+        self._service, self._keys = service, keys
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        posts: dict[str, _Handler] = {
+            "/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }  # fmt: skip
+        gets: dict[str, _Handler] = {
+            "/v1/models": self.models, "/v1/models/{name:path}": self.model, "/version": self.version,
+            "/load": self.load,
+        }  # fmt: skip
+        routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
+        routes += [Route(path, self._probe(_ALIVE), methods=["GET"]) for path in ("/health", "/ping")]
+        routes.append(Route("/ready", self._probe(_READY), methods=["GET"]))
+        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+
+    async def complete(self, request: Request, caller: Caller) -> Response:
+        """Continue prompts."""
+        body = decode(await read_body(request), CompletionRequest)
+        name, generations = await self._service.complete(body, caller)
+        return GenerationResponse(name, CompletionAnswer(name, self._service, body), generations, body)
+
+    async def chat(self, request: Request, caller: Caller) -> Response:
+        """Answer a chat."""
+        body = decode(await read_body(request), ChatRequest)
+        name, generation = await self._service.chat(body, caller)
+        return GenerationResponse(name, ChatAnswer(name, self._service, body), [generation], body)
+
+    async def tokenize(self, request: Request, caller: Caller) -> Response:
+        """Return the tokens of a prompt."""
+        body = decode(await read_body(request), TokenizeRequest)
+        ids = await self._service.tokenize(body)
+        texts = [self._service.tokenizer.token_text(one) for one in ids] if body.return_token_strs else None
+        most = self._service.config.max_model_len
+        return json_response(fields.Tokenized(count=len(ids), max_model_len=most, tokens=ids, token_strs=texts))
+
+    async def detokenize(self, request: Request, caller: Caller) -> Response:
+        """Return the text of tokens."""
+        body = decode(await read_body(request), DetokenizeRequest)
+        self._service.check_model(body.model)
+        if any(not 0 <= one < 2**31 for one in body.tokens):
+            raise invalid("tokens has a number that is no token id", "tokens")
+        return json_response(fields.Detokenized(self._service.tokenizer.decode(body.tokens)))
+
+    async def models(self, request: Request, caller: Caller) -> Response:
+        """Return the list of models, which is one."""
+        return json_response(fields.ModelList(data=[self._model()]))
+
+    async def model(self, request: Request, caller: Caller) -> Response:
+        """Return one model by its name."""
+        self._service.check_model(request.path_params["name"])
+        return json_response(self._model())
+
+    async def version(self, request: Request, caller: Caller) -> Response:
+        """Return the version of the engine."""
+        return json_response(fields.Version(version("ppconsole")))
+
+    async def load(self, request: Request, caller: Caller) -> Response:
+        """Return how many requests are open in this process."""
+        return json_response(fields.Load(self._service.link.open_requests))
+
+    def _model(self) -> fields.Model:
+        service = self._service
+        if not self._lives(_ALIVE):
+            raise ApiError(503, "service_unavailable_error", self._state(), retry_after_s=1)
+        return fields.Model(
+            id=service.model, created=service.created, root=service.config.model_path,
+            max_model_len=service.config.max_model_len,
+        )  # fmt: skip
+
+    def _probe(self, states: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
+        async def probe(request: Request) -> Response:
+            return Response(self._state(), 200 if self._lives(states) else 503, media_type="text/plain")
+
+        return probe
+
+    def _lives(self, states: tuple[str, ...]) -> bool:
+        link = self._service.link
+        return link.state is not None and not link.silent and link.state.state in states
+
+    def _state(self) -> str:
+        """Return the engine's state in one line."""
+        link = self._service.link
+        if link.state is None or link.silent:
+            return "the engine core does not answer"
+        return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
+
+    def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                name = self._keys.caller(request.headers.get("authorization"))
+                return await handler(request, Caller(name, request.headers.get("x-request-id")))
+            except ApiError as error:
+                return error_response(error)
+            except ClientDisconnect:
+                return Response(status_code=499)
+
+        return guarded
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answer an unknown path, or a method that it does not have."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path[:80]}: {error.detail}"
+    kind: Kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    return error_response(ApiError(error.status_code, kind, text))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer an unexpected error; the log has its stack."""
+    log.error("%s %s failed", request.method, request.url.path[:80], exc_info=error)
+    return error_response(ApiError(500, "server_error", "the server failed at this request; its log has the reason"))

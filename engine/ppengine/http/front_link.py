@@ -1,0 +1,230 @@
+"""The link of an HTTP process to the core: requests go out, their tokens come in, all over one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import (
+    AbortMany,
+    Added,
+    AddMany,
+    Follow,
+    ForgetMany,
+    FromFront,
+    News,
+    OpenSession,
+    Piece,
+    StateAnswer,
+    StateQuery,
+)
+from ppengine.protocol.verbs import Submit
+
+log = logging.getLogger("ppengine.http")
+
+WAIT_MS = 1000
+"""Milliseconds after which the core answers `Follow` without news."""
+AGAIN_S = 2.5
+"""Seconds after which a question without an answer is repeated: its core may have been restarted."""
+STATE_S = 0.5
+"""Seconds between two looks at the engine's state."""
+SILENT_S = 5.0
+"""Seconds without a state after which the core counts as dead."""
+_T = TypeVar("_T", Added, StateAnswer)
+
+
+@dataclass(eq=False)
+class Followed:
+    """One request and the pieces that have come and are not read. `samples`: how many have not ended."""
+
+    request: str
+    samples: int
+    counts: list[int]
+    """Tokens that have come, by sample."""
+    pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
+    error: str = ""
+    """Why no more will come, once that is so."""
+
+    def take(self, piece: Piece) -> bool:
+        """Take the new tokens of a piece; return False if tokens before it are missing."""
+        known = self.counts[piece.sample]
+        if piece.offset > known:
+            return False
+        skip = known - piece.offset
+        if skip:
+            piece.token_ids, piece.logprobs = piece.token_ids[skip:], piece.logprobs[skip:]
+        self.counts[piece.sample] = known + len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self.samples -= 1
+        self.pieces.put_nowait(piece)
+        return True
+
+
+class FrontLink:
+    """Submits, follows and aborts the requests of one session. `run` reads until it is cancelled."""
+
+    def __init__(self, endpoint: str, session: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.sndhwm = self._socket.rcvhwm = 0
+        self._socket.reconnect_ivl = 20
+        self._socket.connect(endpoint)
+        self._session = session
+        self._codec = Codec(FromFront)
+        # A successor in the session must not repeat the numbers of this process.
+        self._nonce = secrets.randbits(48)
+        self._answers: dict[int, asyncio.Future[msgspec.Struct]] = {}
+        self._open: dict[str, Followed] = {}
+        self._cursor = -1
+        self._following = 0
+        """Number of the open question for news, 0 without one."""
+        self._asked_at = 0.0
+        self.state: StateAnswer | None = None
+        """The newest state of the engine."""
+        self._state_at = 0.0
+
+    @property
+    def open_requests(self) -> int:
+        """Number of requests that have not ended."""
+        return len(self._open)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the core has not answered for `SILENT_S`."""
+        return time.monotonic() - self._state_at > SILENT_S
+
+    async def run(self) -> None:
+        """Serve the link until this is cancelled."""
+        await self._send(OpenSession(session=self._session))
+        tasks = [asyncio.create_task(each) for each in (self._read(), self._watch_state(), self._repeat())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._context.destroy(linger=0)
+
+    async def submit(self, submissions: list[Submit], owner: str) -> tuple[Added, list[Followed]]:
+        """Queue requests, each with an id of its own: all or none, and none if the answer has an error."""
+        followed = [Followed(one.request or "", one.sampling.n, [0] * one.sampling.n) for one in submissions]
+        # Their first tokens may come together with the answer.
+        self._open.update((one.request, one) for one in followed)
+        message = AddMany(nonce=self._number(), session=self._session, submissions=submissions, owner=owner)
+        try:
+            answer = await self._ask(message, message.nonce, Added)
+        except BaseException:
+            self.leave(followed)
+            raise
+        if answer.error:
+            for one in followed:
+                self._open.pop(one.request, None)
+            return answer, []
+        await self._follow()
+        return answer, followed
+
+    def leave(self, followed: Iterable[Followed]) -> None:
+        """Abort those of the requests that have not ended, and read none any more."""
+        left = [one.request for one in followed if self._open.pop(one.request, None) is not None and one.samples]
+        if left:
+            self._send_soon(AbortMany(session=self._session, requests=left))
+
+    async def _ask(self, message: msgspec.Struct, nonce: int, kind: type[_T]) -> _T:
+        """Send a question until it is answered."""
+        future = self._answers[nonce] = asyncio.get_running_loop().create_future()
+        try:
+            while True:
+                await self._send(message)
+                with contextlib.suppress(TimeoutError):
+                    answer = await asyncio.wait_for(asyncio.shield(future), AGAIN_S)
+                    assert isinstance(answer, kind), "an answer is known by its number"
+                    return answer
+        finally:
+            del self._answers[nonce]
+
+    async def _read(self) -> None:
+        while True:
+            message = self._codec.decode(await self._socket.recv())
+            if isinstance(message, News):
+                await self._take(message)
+            elif isinstance(message, (Added, StateAnswer)):
+                future = self._answers.get(message.nonce)
+                if future is not None and not future.done():
+                    future.set_result(message)
+
+    async def _take(self, news: News) -> None:
+        """Hand out the pieces of an answer, and ask for more."""
+        ended, gap = list[str](), False
+        for piece in news.pieces:
+            one = self._open.get(piece.request)
+            if one is None:
+                # Its client has left; the output goes with the last sample.
+                ended += [piece.request] if piece.finish_reason is not None else []
+            elif not one.take(piece):
+                gap = True
+            elif not one.samples:
+                del self._open[piece.request]
+                ended.append(piece.request)
+        if ended:
+            self._send_soon(ForgetMany(session=self._session, requests=ended))
+        if news.error:
+            self._fail(news.error)
+        if news.nonce == self._following:
+            self._cursor, self._following = (-1 if gap else news.cursor), 0
+            await self._follow()
+
+    def _fail(self, error: str) -> None:
+        failed, self._open = list(self._open.values()), {}
+        for one in failed:
+            one.error = error
+            # It wakes the reader.
+            one.pieces.put_nowait(Piece(one.request, 0, one.counts[0], []))
+
+    async def _follow(self) -> None:
+        """Ask for news, unless a question is open or nothing is followed."""
+        if self._open and not self._following:
+            self._following, self._asked_at = self._number(), time.monotonic()
+            await self._send(Follow(nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS))
+
+    async def _repeat(self) -> None:
+        """Ask again for news whose answer did not come."""
+        while True:
+            await asyncio.sleep(0.25)
+            if self._following and time.monotonic() - self._asked_at > AGAIN_S:
+                self._following = 0
+            await self._follow()
+
+    async def _watch_state(self) -> None:
+        while True:
+            query = StateQuery(nonce=self._number(), wait_ms=0)
+            self.state = await self._ask(query, query.nonce, StateAnswer)
+            self._state_at = time.monotonic()
+            await asyncio.sleep(STATE_S)
+
+    def _number(self) -> int:
+        self._nonce += 1
+        return self._nonce
+
+    async def _send(self, message: msgspec.Struct) -> None:
+        await self._socket.send(encode(message))
+
+    def _send_soon(self, message: msgspec.Struct) -> None:
+        """Send without waiting: the socket's queue has no limit."""
+        task = asyncio.ensure_future(self._send(message))
+        _sending.add(task)
+        task.add_done_callback(_sending.discard)
+
+
+_sending: set[asyncio.Future[None]] = set()
+"""Messages on their way: a loop keeps only weak references to its tasks."""

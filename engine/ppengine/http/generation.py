@@ -1,0 +1,104 @@
+"""The answers to one request as they grow: pieces of the core become text, up to a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ppengine.checkpoint.growing_text import GrowingText
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.http.errors import ApiError
+from ppengine.http.front_link import Followed, FrontLink
+from ppengine.protocol.control import Logprob
+
+_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
+"""Finish reasons of the core that a client hears; any other is an error."""
+
+
+class Part(NamedTuple):
+    """Text and tokens that one piece of the core adds to a choice."""
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    """Tokens that have a text: without a stop token."""
+    logprobs: list[Logprob]
+    """One a token where they were asked for."""
+    offset: int
+    """Characters of the choice's text before it."""
+    finish_reason: str | None
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One continuation."""
+
+    growing: GrowingText
+    given: int = 0
+    """Characters that were given out."""
+    over: bool = False
+
+
+@dataclass(eq=False)
+class Generation:
+    """All continuations of one prompt. Iterate `parts` to the end, then `leave`; leaving before aborts it."""
+
+    link: FrontLink
+    tokenizer: Tokenizer
+    followed: Followed
+    prompt_ids: list[int]
+    first: int
+    """Number of its first choice in the answer."""
+    stops: list[str]
+    min_tokens: int
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    _choices: list[_Choice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the texts."""
+        stream = self.tokenizer.stream
+        self._choices = [
+            _Choice(GrowingText(stream(self.prompt_ids), self.stops, self.min_tokens)) for _ in self.followed.counts
+        ]
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Yield the parts of all choices as they come. Raises ApiError if the request cannot go on."""
+        left = len(self._choices)
+        while left:
+            piece = await self.followed.pieces.get()
+            if self.followed.error:
+                raise ApiError(503, "service_unavailable_error", self.followed.error)
+            choice, reason = self._choices[piece.sample], piece.finish_reason
+            if choice.over:
+                continue
+            if reason is not None and reason not in _REASONS:
+                raise ApiError(500, "server_error", f"the request was {reason}: {piece.loss or 'the engine ended it'}")
+            self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
+            part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
+            choice.over = part.finish_reason is not None
+            left -= choice.over
+            if part.text or part.token_ids or choice.over:
+                yield part
+
+    def leave(self) -> None:
+        """Abort what the core still computes of it."""
+        self.link.leave([self.followed])
+
+    def _part(
+        self, choice: _Choice, sample: int, tokens: list[int], logprobs: list[Logprob], reason: str | None
+    ) -> Part:
+        growing, begin = choice.growing, choice.given
+        by_token = reason == "stop" and bool(tokens)
+        texts = tokens[:-1] if by_token else tokens
+        for count, token in enumerate(texts, 1):
+            if growing.push(token):
+                texts, by_token, reason = texts[:count], False, "stop"
+                break
+        self.output_tokens += len(texts) + by_token
+        if reason is not None:
+            growing.end(by_stop_token=by_token)
+        choice.given = growing.shown
+        text = growing.text[begin : choice.given]
+        return Part(self.first + sample, text, texts, logprobs[: len(texts)], begin, reason)

@@ -1,0 +1,246 @@
+"""Bodies of requests: each known field is honoured, or refused by name unless its value changes nothing."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from ppengine.http.errors import ApiError, invalid
+from ppengine.protocol.sampling import SamplingParams
+
+T = TypeVar("T", bound="CommonFields")
+
+_IGNORED = frozenset({
+    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "store",
+})  # fmt: skip
+"""Fields of OpenAI that say nothing about the tokens."""
+_NO_OP: dict[str, tuple[object, ...]] = {
+    "add_special_tokens": (True, False),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "detokenize": (True,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields that this server does not have, with the values, beside null, that change nothing."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """Options of a streamed answer."""
+
+    include_usage: bool = False
+    """Send the usage in an event of its own, at the end."""
+    continuous_usage_stats: bool = False
+    """Send it in each event, too."""
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Fields that completions and chats share. A null is the default, as OpenAI has it."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: int | None = None
+    best_of: int | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """Return how many of the best log-probabilities are wanted a token; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def most_tokens(self) -> int | None:
+        """Return the most output tokens; None: as many as the model allows."""
+        raise NotImplementedError
+
+    def sampling(self) -> SamplingParams:
+        """Return how the core samples; stop texts are found here. Raises ApiError."""
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise invalid(
+                f"best_of is {self.best_of}; it must be n ({self.n or 1}): ask for n continuations", "best_of"
+            )
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        try:
+            # Checked with their texts, and sent without them: the core has token ids alone.
+            whole = SamplingParams(
+                **given, stop=self.stops(), max_tokens=self.most_tokens(), logprobs=self.wanted_logprobs()
+            )
+        except ValueError as error:
+            name = str(error).split(" ", 1)[0]
+            raise invalid(str(error), name if name in type(self).__struct_fields__ else None) from None
+        return msgspec.structs.replace(whole, stop=[], detokenize=False)
+
+    def stops(self) -> list[str]:
+        """Return the stop texts."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+_SAMPLING = ("n", "temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "ignore_eos")
+
+
+class CompletionRequest(CommonFields, kw_only=True):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """See `CommonFields`."""
+        return self.logprobs
+
+    def most_tokens(self) -> int | None:
+        """See `CommonFields`. The default is OpenAI's."""
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts, each a text or token ids. Raises ApiError."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if not given:
+            raise invalid("prompt is an empty list; give a text, token ids, or a list of either", "prompt")
+        if all(isinstance(one, int) for one in given):
+            return [[one for one in given if isinstance(one, int)]]
+        if any(isinstance(one, int) for one in given):
+            raise invalid("prompt mixes token ids with texts; give a text, token ids, or a list of either", "prompt")
+        return [one for one in given if not isinstance(one, int)]
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """A message of a chat. Fields that are not here go to the template as they are."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates expect it. Raises ApiError for anything but text."""
+        content = self.content
+        if isinstance(content, list):
+            other = next((part.type for part in content if part.text is None), None)
+            if other is not None:
+                raise invalid(f"a message has a part of type {other}; this model reads text alone", "messages")
+            content = "".join(part.text or "" for part in content)
+        fields: dict[str, Any] = {"role": self.role, "content": content or ""}
+        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                fields[name] = value
+        return fields
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """See `CommonFields`."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def most_tokens(self) -> int | None:
+        """See `CommonFields`."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(CommonFields, kw_only=True):
+    """Body of `/tokenize`: a prompt, or the messages of a chat."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(CommonFields, kw_only=True):
+    """Body of `/detokenize`."""
+
+    tokens: list[int]
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Return the body of a request. Raises ApiError, which names the field at fault."""
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise invalid(f"the body is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise invalid(f"the body is {type(data).__name__}; it must be an object")
+    fields = kind.__struct_fields__
+    for name in [name for name in data if name not in fields]:
+        _check_unknown(name, data.pop(name), fields)
+    try:
+        return msgspec.convert(data, kind)
+    except (ValueError, RecursionError) as error:
+        _, _, place = str(error).partition("`$.")
+        raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
+
+
+def _check_unknown(name: str, value: object, fields: tuple[str, ...]) -> None:
+    """Raise ApiError for a field that this server does not have, unless its value changes nothing."""
+    if name in _IGNORED or (name in _NO_OP and (value is None or any(value == one for one in _NO_OP[name]))):
+        return
+    if name in _NO_OP:
+        shown = msgspec.json.encode(value).decode()
+        accepted = ["null", *(msgspec.json.encode(one).decode() for one in _NO_OP[name])]
+        text = f"{name} is {shown[:60]}; this server does not have it and takes {' or '.join(accepted)}"
+        raise ApiError(400, "invalid_request_error", text, param=name, code="unsupported_parameter")
+    near = difflib.get_close_matches(name[:80], fields, n=1)
+    raise ApiError(
+        400, "invalid_request_error", f"unknown field {name[:80]}{f'; did you mean {near[0]}?' if near else ''}",
+        param=name[:80], code="unknown_parameter",
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""Answers that take time: they end when their client leaves, and their requests with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ppengine.http.answers import DONE, Answer, stream, whole
+from ppengine.http.errors import ApiError
+from ppengine.http.generation import Generation
+from ppengine.http.request_fields import CommonFields
+
+log = logging.getLogger("ppengine.http")
+
+BODY_MOST = 16 * 2**20
+"""Most bytes of a request's body."""
+_JSON = "application/json"
+
+
+def json_response(message: msgspec.Struct, status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(msgspec.json.encode(message), status, media_type=_JSON)
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error in OpenAI's form."""
+    return Response(error.encode(), error.status, error.headers, _JSON)
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request. Raises ApiError once it is longer than `BODY_MOST`."""
+    size, pieces = 0, []
+    async for piece in request.stream():
+        size += len(piece)
+        if size > BODY_MOST:
+            text = f"the body has more than {BODY_MOST} bytes, the most that is taken"
+            raise ApiError(413, "invalid_request_error", text)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class GenerationResponse(Response):
+    """The answer to a request whose generations run, as events or as one body."""
+
+    def __init__(self, name: str, answer: Answer, generations: Sequence[Generation], request: CommonFields) -> None:
+        super().__init__()
+        self._name, self._answer, self._generations, self._request = name, answer, generations, request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; abort the generations if the client leaves before its end."""
+        work = asyncio.create_task(self._send_events(send) if self._request.stream else self._send_whole(scope, send))
+        gone = asyncio.create_task(_disconnect(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            for generation in self._generations:
+                generation.leave()
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _send_whole(self, scope: Scope, send: Send) -> None:
+        try:
+            response = json_response(await whole(self._answer, self._generations, self._request))
+        except ApiError as error:
+            response = error_response(error)
+        response.headers["x-request-id"] = self._name
+        await response(scope, _nothing, send)
+
+    async def _send_events(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"), (b"x-request-id", self._name.encode()),
+        ]  # fmt: skip
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for data in stream(self._answer, self._generations, self._request):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except ApiError as error:
+            data = b"data: %b\n\n%b" % (error.encode(), DONE)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Return once the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing() -> dict[str, str]:
+    """Receive nothing: a body that is sent at once reads no message."""
+    raise AssertionError("a plain response receives nothing")

@@ -1,0 +1,57 @@
+"""The port of the HTTP processes: held by the supervisor, so that it stays the engine's while they are restarted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+
+import msgspec
+
+from ppengine.common.config import ConfigError, Profile
+from ppengine.common.http_address import HttpAddress, parse_http
+
+KEY_VARIABLE = "PPCONSOLE_API_KEY"
+NEEDS = ("starlette", "uvicorn", "httptools", "uvloop")
+
+
+def check_http(profile: Profile) -> None:
+    """Raise ConfigError for a port that cannot be served, or that other hosts could use without a key."""
+    http = profile.http
+    if http.listen is None:
+        return
+    if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"http.listen needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
+    if profile.model.skip_tokenizer:
+        raise ConfigError("http.listen needs the tokenizer, and model.skip_tokenizer is true")
+    if not parse_http(http.listen).loopback and http.keys is None and not os.environ.get(KEY_VARIABLE):
+        text = f"no API key is set: http.keys=FILE, or {KEY_VARIABLE} in the environment"
+        raise ConfigError(f"http.listen is {http.listen}, which other hosts can reach, and {text}")
+
+
+def reserve(address: HttpAddress) -> socket.socket:
+    """Return a socket that is bound to `address` and does not listen, so that it takes no connection. Raises OSError.
+
+    Sockets that share the port have SO_REUSEPORT; one of another program without it keeps the port from being bound.
+    """
+    held = socket.socket(socket.AF_INET6 if address.six else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Without this first, a port on which another program listens with SO_REUSEPORT would be shared with it.
+        held.bind((address.ip, address.port))
+        port = held.getsockname()[1]
+        held.close()
+        held = socket.socket(held.family, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((address.ip, port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def with_port(profile: Profile, held: socket.socket) -> Profile:
+    """Return `profile` with the port that is held in place of 0."""
+    assert profile.http.listen is not None, "a port is held"
+    address = parse_http(profile.http.listen)._replace(port=held.getsockname()[1])
+    return msgspec.structs.replace(profile, http=msgspec.structs.replace(profile.http, listen=str(address)))

@@ -1,0 +1,308 @@
+"""OpenAI's API on a real engine, by OpenAI's client and by bare connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import openai
+import pytest
+from engines import wait_until
+from ppengine.common.config import load_profile
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
+from serving import Served
+
+pytestmark = pytest.mark.long
+PROMPT, STEPS, MOST = "Once upon a time", 60, 6
+CHAT: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Served]:
+    settings = [
+        "threads_per_stage=1", "model.dtype=float64", "model.max_model_len=512", "memory.device_mib=128",
+        "http.listen=127.0.0.1:0", "http.processes=2", f"http.most_open={MOST}", "console.publish_hz=20",
+    ]  # fmt: skip
+    with Served(load_profile("tiny", settings)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def written(engine: Served) -> str:
+    """The text of the prompt, greedy, as a console gets it: from the core's own tokenizer."""
+
+    async def run() -> str:
+        async with engine.operator() as op:
+            _, text, reason = await op.output(await op.submit(PROMPT, max_tokens=STEPS))
+            assert reason == "length"
+            return text
+
+    return asyncio.run(run())
+
+
+def address(engine: Served) -> str:
+    listen = engine.config.profile.http.listen
+    assert listen is not None and not listen.endswith(":0")
+    return listen
+
+
+@pytest.fixture
+def client(engine: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://{address(engine)}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def call(engine: Served, method: str, path: str, body: bytes | dict[str, Any] = b"") -> tuple[int, Any, dict[str, str]]:
+    """Return status, body and headers of one call."""
+    host, _, port = address(engine).partition(":")
+    connection = HTTPConnection(host, int(port), timeout=30)
+    try:
+        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        answer = connection.getresponse()
+        data = answer.read()
+        kind = answer.getheader("content-type") or ""
+        return answer.status, json.loads(data) if "json" in kind else data.decode(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def opened(engine: Served, body: dict[str, Any]) -> socket.socket:
+    """Return a connection on which a streamed completion has begun."""
+    host, _, port = address(engine).partition(":")
+    sock = socket.create_connection((host, int(port)), 30)
+    data = json.dumps({"prompt": PROMPT, "stream": True, **body}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+    sock.sendall(head + data)
+    assert b"data: " in read_until(sock, b"data: ")
+    return sock
+
+
+def read_until(sock: socket.socket, end: bytes) -> bytes:
+    data = b""
+    while end not in data:
+        piece = sock.recv(65536)
+        if not piece:
+            return data
+        data += piece
+    return data
+
+
+def live(engine: Served) -> int:
+    """Return how many requests the core has."""
+
+    async def run() -> int:
+        async with engine.operator() as op:
+            return len((await op.now()).requests)
+
+    return asyncio.run(run())
+
+
+def streamed(answer: Any) -> str:
+    return "".join(chunk.choices[0].text for chunk in answer if chunk.choices)
+
+
+# --- what OpenAI's client gets ----------------------------------------------------------------------------------
+
+
+def test_a_completion_is_the_text_that_a_console_gets(client: openai.OpenAI, written: str) -> None:
+    (model,) = client.models.list().data
+    whole = client.completions.create(model=model.id, prompt=PROMPT, max_tokens=STEPS, **GREEDY)
+    assert (whole.choices[0].text, whole.choices[0].finish_reason) == (written, "length")
+    assert whole.usage is not None and whole.usage.completion_tokens == STEPS
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + STEPS
+    options = {"include_usage": True}
+    chunks = list(
+        client.completions.create(
+            model=model.id, prompt=PROMPT, max_tokens=STEPS, stream=True, stream_options=options, **GREEDY
+        )
+    )
+    assert streamed(chunks) == written and len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == STEPS and all(chunk.usage is None for chunk in chunks[:-1])
+    assert chunks[0].choices[0].text, "the first event has a token: clients take it for the first one"
+
+
+def test_a_chat_is_rendered_as_the_core_renders_it(engine: Served, client: openai.OpenAI) -> None:
+    async def text_of_core() -> str:
+        async with engine.operator() as op:
+            sampling = SamplingParams(temperature=0, ignore_eos=True, max_tokens=STEPS)
+            outcome = await op.do(Submit(prompt=CHAT[0]["content"], chat=True, sampling=sampling))
+            return (await op.output(outcome.request or ""))[1]
+
+    expected = asyncio.run(text_of_core())
+    model = client.models.list().data[0].id
+    whole = client.chat.completions.create(model=model, messages=CHAT, max_completion_tokens=STEPS, **GREEDY)
+    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", expected)
+    parts = list(client.chat.completions.create(model=model, messages=CHAT, max_tokens=STEPS, stream=True, **GREEDY))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+    assert parts[0].choices[0].delta.role == "assistant" and parts[0].choices[0].delta.content
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": CHAT[0]["content"]}]}]
+    again = client.chat.completions.create(model=model, messages=in_parts, max_tokens=STEPS, **GREEDY)  # type: ignore[arg-type]
+    assert again.choices[0].message.content == expected
+
+
+def test_several_prompts_and_choices_are_numbered_in_order(client: openai.OpenAI, written: str) -> None:
+    prompts, more = [PROMPT, "The dog"], {"extra_body": {"ignore_eos": True}, "max_tokens": 12, "seed": 7}
+    whole = client.completions.create(model="tiny", prompt=prompts, n=3, temperature=1.0, **more)
+    assert [choice.index for choice in whole.choices] == list(range(6))
+    texts = [choice.text for choice in whole.choices]
+    assert len(set(texts)) > 2 and whole.usage is not None and whole.usage.completion_tokens == 6 * 12
+    parts = [""] * 6
+    for chunk in client.completions.create(model="tiny", prompt=prompts, n=3, temperature=1.0, stream=True, **more):
+        parts[chunk.choices[0].index] += chunk.choices[0].text
+    assert parts == texts, "one seed, one answer"
+
+
+def test_a_stop_text_ends_a_choice_and_its_request(engine: Served, client: openai.OpenAI, written: str) -> None:
+    at = len(written) // 2
+    stop = written[at : at + 7]
+    first = written.index(stop)
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=400, stop=["never there", stop], stream=stream, **GREEDY
+        )
+        text = streamed(answer) if stream else answer.choices[0].text
+        assert text == written[:first]
+        if not stream:
+            assert answer.choices[0].finish_reason == "stop"
+    wait_until(lambda: live(engine) == 0, "the core computes nothing beyond a stop text", 10.0)
+
+
+def test_log_probabilities_are_those_of_the_tokens(client: openai.OpenAI, written: str) -> None:
+    chat = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_tokens=5, logprobs=True, top_logprobs=3, **GREEDY
+    )
+    content = (chat.choices[0].logprobs and chat.choices[0].logprobs.content) or []
+    assert len(content) == 5 and "".join(one.token for one in content) == chat.choices[0].message.content
+    assert all(len(one.top_logprobs) == 3 and one.top_logprobs[0].token == one.token for one in content)
+    assert all(one.logprob == one.top_logprobs[0].logprob <= 0 for one in content)
+    whole = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=5, logprobs=2, **GREEDY)
+    logprobs = whole.choices[0].logprobs
+    assert logprobs is not None and "".join(logprobs.tokens or []) == whole.choices[0].text
+    assert [len(one) for one in logprobs.top_logprobs or []] == [2] * 5 and (logprobs.text_offset or [9])[0] == 0
+
+
+def test_tokens_go_there_and_back(engine: Served) -> None:
+    status, found, _ = call(engine, "POST", "/tokenize", {"prompt": PROMPT})
+    assert status == 200 and found["count"] == len(found["tokens"]) and found["max_model_len"] == 512
+    assert call(engine, "POST", "/detokenize", {"tokens": found["tokens"]})[1] == {"prompt": PROMPT}
+    body = {"prompt": found["tokens"], "max_tokens": 4, "temperature": 0}
+    by_ids = call(engine, "POST", "/v1/completions", body)[1]["choices"]
+    assert by_ids == call(engine, "POST", "/v1/completions", {**body, "prompt": PROMPT})[1]["choices"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
+    (b"", 400, None, "no JSON"),
+    (b'"text"', 400, None, "must be an object"),
+    (b"\xff\xfe{}", 400, None, "no JSON"),
+    (b'{"prompt": "\xff"}', 400, None, "no JSON"),
+    (b"[" * 100_000, 400, None, "no JSON"),
+    (b'{"prompt": ' + b"[" * 100_000 + b"}", 400, None, "no JSON"),
+    ({"prompt": "x", "tempreature": 1}, 400, "tempreature", "did you mean temperature?"),
+    ({"prompt": "x", "temperature": -1}, 400, "temperature", "0 (greedy) to 100"),
+    ({"prompt": "x", "temperature": "hot"}, 400, "temperature", "float"),
+    ({"prompt": "x", "n": 0}, 400, "n", "1 to 64"),
+    ({"prompt": "x", "best_of": 5}, 400, "best_of", "it must be n (1)"),
+    ({"prompt": "x", "suffix": "end"}, 400, "suffix", "does not have it"),
+    ({"prompt": "x", "model": "gpt-4"}, 404, "model", "it is tiny"),
+    ({"prompt": [], "max_tokens": 1}, 400, "prompt", "empty list"),
+    ({"prompt": [1, "x"]}, 400, "prompt", "mixes"),
+    ({"prompt": [10**9]}, 400, "prompt", "not in the vocabulary"),
+    ({"prompt": ""}, 400, "prompt", "empty"),
+    ({"prompt": "word " * 2000}, 400, "prompt", "max_model_len"),
+    ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "at least 1"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "words"), BAD)
+def test_bad_input_gets_one_line_that_names_the_field(
+    engine: Served, body: bytes | dict[str, Any], status: int, param: str | None, words: str
+) -> None:
+    got, answer, _ = call(engine, "POST", "/v1/completions", body)
+    error = answer["error"]
+    assert (got, error["param"]) == (status, param), error
+    assert words in error["message"] and len(error["message"]) <= 500 and "\n" not in error["message"]
+
+
+def test_values_that_change_nothing_are_taken(engine: Served) -> None:
+    body = {
+        "prompt": PROMPT, "max_tokens": 2, "repetition_penalty": 1.0, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "logit_bias": {}, "stop": None, "echo": False, "user": "me", "best_of": 1, "seed": None,
+        "stream_options": None, "suffix": None,
+    }  # fmt: skip
+    status, answer, headers = call(engine, "POST", "/v1/completions", body)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 2
+    assert headers["x-request-id"] == answer["id"]
+
+
+def test_a_long_body_and_an_unknown_path_get_an_answer(engine: Served) -> None:
+    assert call(engine, "GET", "/v1/nothing")[0] == 404
+    assert call(engine, "GET", "/v1/completions")[0] == 405
+    status, answer, _ = call(engine, "POST", "/v1/completions", b" " * (17 * 2**20))
+    assert status == 413 and "16777216" in answer["error"]["message"]
+
+
+# --- clients that leave, processes that end -------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_takes_its_request_along(engine: Served) -> None:
+    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True})
+    assert live(engine) == 1
+    sock.close()
+    wait_until(lambda: live(engine) == 0, "its request is aborted", 10.0)
+
+
+def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Served) -> None:
+    socks = []
+    try:
+        for _ in range(2 * MOST):
+            socks.append(opened(engine, {"max_tokens": 480, "ignore_eos": True}))
+    except AssertionError:  # One of the two processes is full.
+        pass
+    statuses = [call(engine, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}) for _ in range(8)]
+    for sock in socks:
+        sock.close()
+    full = [(status, headers) for status, _, headers in statuses if status != 200]
+    assert full and all(status == 429 and headers["retry-after"] == "1" for status, headers in full)
+    wait_until(lambda: live(engine) == 0, "all are gone", 20.0)
+
+
+def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: openai.OpenAI, written: str) -> None:
+    socks = [opened(engine, {"max_tokens": 400, "ignore_eos": True, "temperature": 0}) for _ in range(6)]
+    gone = engine.pids["http0"]
+    os.kill(gone, signal.SIGKILL)
+    closed = [b"[DONE]" not in read_until(sock, b"[DONE]") for sock in socks]
+    assert 0 < closed.count(True) < 6 or len(set(closed)) == 1, closed
+    wait_until(lambda: live(engine) == 0, "no request stays behind", 20.0)
+    wait_until(lambda: engine.find_pids() is None and engine.pids["http0"] != gone, "another one is there", 20.0)
+    for _ in range(8):
+        answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=STEPS, **GREEDY)
+        assert answer.choices[0].text == written
+
+
+@pytest.mark.parametrize("role", ["stage1", "core", "gateway"])
+def test_a_stream_outlives_a_part_of_the_engine(engine: Served, client: openai.OpenAI, written: str, role: str) -> None:
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=STEPS, stream=True, **GREEDY)
+    text = next(answer).choices[0].text
+    os.kill(engine.pids[role], signal.SIGKILL)
+    seen = {call(engine, "GET", "/health")[0] for _ in range(20)}
+    assert text + streamed(answer) == written
+    assert seen == {200}, "a restart must not make an orchestrator kill the engine"
+    wait_until(lambda: call(engine, "GET", "/ready")[0] == 200, "it is ready again", 30.0)
+
+    async def settled() -> None:
+        async with engine.operator() as op:
+            await op.until(lambda picture: picture.engine.state == "serving", "it serves", 30.0)
+
+    asyncio.run(settled())
+    engine.find_pids()

@@ -1,0 +1,110 @@
+"""Bodies, keys and addresses of the HTTP port, without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ppengine.common.config import ConfigError, ModelConfig, Profile
+from ppengine.common.http_address import parse_http
+from ppengine.http.access import ApiKeys
+from ppengine.http.errors import ApiError
+from ppengine.http.request_fields import ChatRequest, CompletionRequest, decode
+from ppengine.supervisor import http_port
+
+KEY = "k" * 20
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from([*ChatRequest.__struct_fields__, "prompt", "tools", "logit_bias", "user", "metadata", "x"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=6), st.sampled_from([CompletionRequest, ChatRequest]))
+def test_any_object_is_a_request_or_one_line(body: dict[str, object], kind: type) -> None:
+    try:
+        request = decode(json.dumps(body).encode(), kind)
+        request.sampling()
+    except ApiError as error:
+        assert error.status == 400 and "\n" not in str(msgspec.json.decode(error.encode()))
+
+
+def test_sampling_keeps_stop_texts_here_and_sends_the_rest() -> None:
+    request = decode(b'{"prompt": "x", "stop": "end", "top_k": 5, "logprobs": 2, "min_tokens": 1}', CompletionRequest)
+    sampling = request.sampling()
+    assert (sampling.stop, sampling.detokenize, sampling.top_k, sampling.logprobs) == ([], False, 5, 2)
+    assert sampling.max_tokens == 16 and request.stops() == ["end"]
+    chat = decode(b'{"messages": [], "logprobs": true, "max_completion_tokens": 3, "max_tokens": 9}', ChatRequest)
+    assert (chat.sampling().logprobs, chat.sampling().max_tokens) == (0, 3)
+
+
+@pytest.mark.parametrize("text", ['{"prompt": "x", "stop": [""]}', '{"prompt": "x", "logprobs": 50}'])
+def test_a_value_out_of_its_range_names_its_field(text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(text.encode(), CompletionRequest).sampling()
+    assert caught.value.body.param in ("stop", "logprobs")
+
+
+def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# who\nann {KEY}a\nbob {KEY}b\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        ApiKeys.load(str(file))
+    file.chmod(0o600)
+    monkeypatch.setenv("PPCONSOLE_API_KEY", f"{KEY}c")
+    keys = ApiKeys.load(str(file))
+    assert [keys.caller(f"Bearer {KEY}{last}") for last in "abc"] == ["ann", "bob", "api"]
+    for wrong in (None, "", "Bearer", f"Bearer {KEY}", f"Bearer {KEY}d", "Bearer \udcff"):
+        with pytest.raises(ApiError) as caught:
+            keys.caller(wrong)
+        assert caught.value.status == 401
+    file.write_text("ann short\n")
+    with pytest.raises(ConfigError, match="line 1: write NAME KEY"):
+        ApiKeys.load(str(file))
+
+
+def test_without_keys_the_host_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPCONSOLE_API_KEY", raising=False)
+    assert ApiKeys.load(None).caller(None) == "http"
+
+
+@pytest.mark.parametrize("text", ["8000", "host:1", "0.0.0.0:70000", "::1:80", "[::1]", "http://127.0.0.1:80", ":80"])
+def test_an_address_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it must be HOST:PORT"):
+        parse_http(text)
+
+
+def test_other_hosts_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PPCONSOLE_API_KEY", raising=False)
+    profile = Profile(name="x", model=ModelConfig(path="/x"))
+
+    def listening(listen: str, **more: object) -> Profile:
+        return msgspec.structs.replace(profile, http=msgspec.structs.replace(profile.http, listen=listen, **more))
+
+    http_port.check_http(listening("[::1]:80"))
+    http_port.check_http(listening("0.0.0.0:80", keys="/keys"))
+    with pytest.raises(ConfigError, match="other hosts can reach, and no API key"):
+        http_port.check_http(listening("0.0.0.0:80"))
+    monkeypatch.setenv("PPCONSOLE_API_KEY", KEY)
+    http_port.check_http(listening("0.0.0.0:80"))
+
+
+def test_a_port_is_held_and_shared_with_the_processes_alone() -> None:
+    import socket
+
+    from ppengine.http.__main__ import listen
+
+    with http_port.reserve(parse_http("127.0.0.1:0")) as held:
+        port = held.getsockname()[1]
+        with listen(parse_http(f"127.0.0.1:{port}")), listen(parse_http(f"127.0.0.1:{port}")):
+            with socket.create_connection(("127.0.0.1", port), 5):
+                pass
+            with pytest.raises(OSError, match="in use"):
+                http_port.reserve(parse_http(f"127.0.0.1:{port}"))
