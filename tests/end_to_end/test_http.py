@@ -199,6 +199,33 @@ def test_tokens_go_there_and_back(engine: Served) -> None:
     assert by_ids == call(engine, "POST", "/v1/completions", {**body, "prompt": PROMPT})[1]["choices"]
 
 
+def samples(engine: Served) -> dict[str, float]:
+    """Return the sum of each sample's values over its labels."""
+    status, text, headers = call(engine, "GET", "/metrics")
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            found[name.partition("{")[0]] = found.get(name.partition("{")[0], 0.0) + float(value)
+    return found
+
+
+def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -> None:
+    before = samples(engine)
+    for _ in range(2):
+        client.completions.create(model="tiny", prompt="A prompt of its own", max_tokens=10, **GREEDY)
+    wait_until(lambda: live(engine) == 0, "both have ended", 10.0)
+    after = samples(engine)
+    grown = {name: value - before[name] for name, value in after.items()}
+    assert grown["vllm:generation_tokens_total"] == 20 == grown["vllm:request_generation_tokens_sum"]
+    assert grown["vllm:request_success_total"] == grown["vllm:e2e_request_latency_seconds_count"] == 2
+    assert grown["vllm:time_to_first_token_seconds_count"] == 2
+    assert grown["vllm:inter_token_latency_seconds_count"] == 18 == grown["ppengine_inter_token_seconds_count"]
+    assert grown["vllm:prompt_tokens_total"] == grown["vllm:request_prompt_tokens_sum"] > 0
+    assert after["vllm:num_requests_running"] == 0 and after["ppengine_stage_up"] == 2
+
+
 # --- what is refused --------------------------------------------------------------------------------------------
 
 BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [

@@ -37,6 +37,7 @@ from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
+from ppengine.protocol.metrics import MetricsQuery
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
@@ -241,6 +242,8 @@ class Loop:
                 engine.requests.abort_many(message.requests)
             case ForgetMany():
                 engine.outputs.forget(message.requests)
+            case MetricsQuery():
+                self._reply(client, engine.metrics.answer(message))
             case StateQuery():
                 self._waiters.add(client, message, self._clock())
             case ProcessReport():

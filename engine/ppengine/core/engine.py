@@ -31,11 +31,13 @@ from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.meeting_points import MeetingPoints
 from ppengine.core.memory_controller import MemoryController
+from ppengine.core.metrics_desk import MetricsDesk
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.report import Reporter
+from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.request_verbs import RequestVerbs
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.serving import Serving
@@ -108,7 +110,9 @@ class Engine:
         self.answers = answers = Answers(reply, note=journal.answered)
         self.operations = operations = Operations(answers, happened, clock)
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
-        self.requests = requests = LiveRequests(health, self.outputs, event, journal, clock)
+        self.requests = requests = LiveRequests(
+            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), clock
+        )
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
         self.offline = OfflineRequests(health, submissions, requests, self.outputs, journal, reply)
@@ -127,6 +131,7 @@ class Engine:
             operations, answers, journal,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
+        self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
         self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, began)

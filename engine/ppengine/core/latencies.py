@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.token_gaps import TokenGaps, bucket_of, quantiles_of
@@ -66,8 +67,8 @@ class Histogram:
 class Latencies:
     """Takes the tokens of each retired step: gaps of each request, and quantiles of all."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], metrics: RequestMetrics) -> None:
+        self._clock, self._metrics = clock, metrics
         self._queue, self._first, self._between = Histogram(), Histogram(), Histogram()
 
     def retired(self, retirement: Retirement) -> None:
@@ -75,6 +76,7 @@ class Latencies:
         now = self._clock()
         for request in retirement.began:
             self._first.add(now - request.arrival_time, 1, now)
+            self._metrics.add("first_token", now - request.arrival_time)
             if request.admitted_time is not None:
                 self._queue.add(request.admitted_time - request.arrival_time, 1, now)
         # Most requests of a step had their last token in the same step: a gap is computed once for all of them.
@@ -94,6 +96,8 @@ class Latencies:
             gaps.last = now
         for last, count in seen.items():
             self._between.add(now - last, count, now)
+            self._metrics.gap(now - last, count)
+        self._metrics.add("step_tokens", retirement.prompt_tokens + len(retirement.tokens))
 
     def info(self) -> Latency:
         """Return the quantiles of this moment."""

@@ -15,6 +15,7 @@ from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.latencies import Latencies
 from ppengine.core.outputs import OutputHub
 from ppengine.core.request_details import ending_of
+from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
@@ -46,6 +47,7 @@ class LiveRequests:
     _outputs: OutputHub
     _event: Events
     _journal: JournalWriter
+    metrics: RequestMetrics
     _clock: Callable[[], float]
     prompt_tokens_total: int = field(init=False, default=0)
     output_tokens_total: int = field(init=False, default=0)
@@ -57,7 +59,7 @@ class LiveRequests:
     _aborts: deque[_Aborts] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.latencies = Latencies(self._clock)
+        self.latencies = Latencies(self._clock, self.metrics)
 
     def admit(self, serving: Serving, requests: list[Request], session: str) -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
@@ -126,6 +128,7 @@ class LiveRequests:
         ending = ending_of(request, now)
         self._outputs.finish(request.group, request.sample, reason, ending)
         self._finished.append((now, ending.info))
+        self.metrics.ended(request, reason, now)
         self._journal.ended(request)
         self._event.finished(ending.info)
 

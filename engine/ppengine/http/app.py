@@ -16,6 +16,7 @@ from ppengine.http import answer_fields as fields
 from ppengine.http.access import ApiKeys
 from ppengine.http.answers import ChatAnswer, CompletionAnswer
 from ppengine.http.errors import ApiError, Kind, invalid
+from ppengine.http.metrics_text import CONTENT_TYPE, exposition
 from ppengine.http.request_fields import (
     ChatRequest,
     CompletionRequest,
@@ -53,6 +54,7 @@ class Routes:
         routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, self._probe(_ALIVE), methods=["GET"]) for path in ("/health", "/ping")]
+        routes.append(Route("/metrics", self.metrics, methods=["GET"]))
         routes.append(Route("/ready", self._probe(_READY), methods=["GET"]))
         return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
 
@@ -100,6 +102,13 @@ class Routes:
     async def load(self, request: Request, caller: Caller) -> Response:
         """Return how many requests are open in this process."""
         return json_response(fields.Load(self._service.link.open_requests))
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics of the engine in Prometheus' text format."""
+        if self._service.link.silent:
+            return Response("the engine core does not answer", 503, media_type="text/plain")
+        text = exposition(self._service.model, self._service.config, await self._service.link.metrics())
+        return Response(text, media_type=CONTENT_TYPE)
 
     def _model(self) -> fields.Model:
         service = self._service

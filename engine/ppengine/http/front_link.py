@@ -16,6 +16,7 @@ import zmq
 import zmq.asyncio
 
 from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
 from ppengine.protocol.offline import (
     AbortMany,
     Added,
@@ -41,7 +42,7 @@ STATE_S = 0.5
 """Seconds between two looks at the engine's state."""
 SILENT_S = 5.0
 """Seconds without a state after which the core counts as dead."""
-_T = TypeVar("_T", Added, StateAnswer)
+_T = TypeVar("_T", Added, CoreMetrics, StateAnswer)
 
 
 @dataclass(eq=False)
@@ -134,6 +135,11 @@ class FrontLink:
         await self._follow()
         return answer, followed
 
+    async def metrics(self) -> CoreMetrics:
+        """Return the counts of the core."""
+        query = MetricsQuery(nonce=self._number())
+        return await self._ask(query, query.nonce, CoreMetrics)
+
     def leave(self, followed: Iterable[Followed]) -> None:
         """Abort those of the requests that have not ended, and read none any more."""
         left = [one.request for one in followed if self._open.pop(one.request, None) is not None and one.samples]
@@ -158,7 +164,7 @@ class FrontLink:
             message = self._codec.decode(await self._socket.recv())
             if isinstance(message, News):
                 await self._take(message)
-            elif isinstance(message, (Added, StateAnswer)):
+            elif isinstance(message, (Added, CoreMetrics, StateAnswer)):
                 future = self._answers.get(message.nonce)
                 if future is not None and not future.done():
                     future.set_result(message)

@@ -15,6 +15,7 @@ from ppengine.protocol.control import (
     Reply,
 )
 from ppengine.protocol.gpu import DeviceRooms
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.verbs import Submit
 
@@ -159,12 +160,12 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = (
     Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | ForgetMany | StateQuery
-    | ProcessReport | DeviceRooms | Recall
+    | MetricsQuery | ProcessReport | DeviceRooms | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
 are the gateway's."""
 FromFront = (
-    Reply | Fetched | Inspected | Failed | Added | Collected | News | StateAnswer
+    Reply | Fetched | Inspected | Failed | Added | Collected | News | CoreMetrics | StateAnswer
     | StartStage
 )  # fmt: skip
 """`StartStage` is for the supervisor alone."""

@@ -1,0 +1,52 @@
+"""The answer to a question for metrics: counts that are there already, put together in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppengine.core.health import Health
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.stage_records import StageRecord, Stages
+from ppengine.core.stage_tracker import StageTracker
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageMetrics
+
+
+@dataclass(eq=False)
+class MetricsDesk:
+    """Reads the counts of the core's parts."""
+
+    _health: Health
+    _stages: Stages
+    _tracker: StageTracker
+    _requests: LiveRequests
+    _clock: Callable[[], float]
+
+    def answer(self, question: MetricsQuery) -> CoreMetrics:
+        """Return the metrics of this moment."""
+        requests, metrics = self._requests, self._requests.metrics
+        answer = CoreMetrics(
+            nonce=question.nonce, state=self._health.state, prompt_tokens=requests.prompt_tokens_total,
+            output_tokens=requests.output_tokens_total, finished=dict(metrics.finished),
+            histograms={name: each.wire() for name, each in metrics.histograms.items()},
+            stages=[self._stage(record) for record in self._stages],
+        )  # fmt: skip
+        if self._health.serving is not None:
+            scheduler, memory = self._health.serving
+            queues, device, host = scheduler.queues.counts(), scheduler.blocks.device, scheduler.blocks.host
+            answer.running, answer.waiting = queues.running, queues.waiting
+            answer.swapped, answer.held = queues.swapped, queues.held
+            answer.blocks_used, answer.blocks = device.used, device.used + device.cached + device.free
+            answer.host_blocks_used, answer.host_blocks = host.used, host.used + host.free
+            answer.step, answer.generation = scheduler.steps.number, scheduler.steps.generation
+            answer.memory_utilization = memory.utilization
+            answer.prefix_hit_tokens = scheduler.blocks.hit_tokens_total
+            answer.preemptions, answer.swaps = scheduler.fences.preemptions_total, scheduler.fences.swaps_total
+        return answer
+
+    def _stage(self, record: StageRecord) -> StageMetrics:
+        oldest = self._tracker.oldest(record.place)
+        return StageMetrics(
+            stage=record.stage, rank=record.place.rank, up=record.ready is not None, retired_step=record.retired_step,
+            oldest_step_s=0.0 if oldest is None else self._clock() - oldest.sent,
+        )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The metrics of an engine in Prometheus' text format: vLLM's names for its dashboards, and our own.
+
+Names, labels and bucket edges are those of vLLM's published Grafana boards. Edges are written as floats, as
+`prometheus_client` does: Prometheus 2 takes `1` and `1.0` for two edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+
+from ppengine.common.config import EngineConfig
+from ppengine.protocol.metrics import CoreMetrics, HistogramCounts
+
+CONTENT_TYPE = "text/plain; version=0.0.4"
+_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
+"""Finish reasons of the core and vLLM's; any other is `error`."""
+_HISTOGRAMS = {
+    "first_token": ("vllm:time_to_first_token_seconds", "Seconds from arrival to the first token."),
+    "between_tokens": ("vllm:inter_token_latency_seconds", "Seconds between two tokens of a request."),
+    "whole": ("vllm:e2e_request_latency_seconds", "Seconds from arrival to the end."),
+    "queue": ("vllm:request_queue_time_seconds", "Seconds from arrival to the first blocks."),
+    "inference": ("vllm:request_inference_time_seconds", "Seconds from the first blocks to the end."),
+    "prefill": ("vllm:request_prefill_time_seconds", "Seconds from the first blocks to the first token."),
+    "decode": ("vllm:request_decode_time_seconds", "Seconds from the first token to the end."),
+    "per_token": ("vllm:request_time_per_output_token_seconds", "Mean seconds between the tokens of a request."),
+    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request."),
+    "output_tokens": ("vllm:request_generation_tokens", "Output tokens of a request."),
+    "max_output_tokens": ("vllm:request_max_num_generation_tokens", "Most output tokens of a request."),
+    "computed_prompt_tokens": ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were computed."),
+    "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step."),
+    "between_tokens_fine": ("ppengine_inter_token_seconds", "Seconds between two tokens of a request, finer."),
+}
+"""Name and help by the name of the core's histogram."""
+Labels = Mapping[str, str]
+
+
+def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
+    """Return the whole text. Its length does not depend on the number of requests."""
+    labels = {"model_name": model, "engine": "0"}
+    lines = [
+        *_vllm(labels, config, metrics),
+        *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
+        *_own({"model_name": model}, metrics),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterator[str]:
+    waiting = metrics.waiting + metrics.swapped
+    hits, computed = metrics.prefix_hit_tokens, metrics.prompt_tokens
+    yield from _metric("vllm:num_requests_running", "gauge", "Requests that run.", [(labels, metrics.running)])
+    yield from _metric("vllm:num_requests_waiting", "gauge", "Requests that wait.", [(labels, waiting)])
+    reasons = [({**labels, "reason": "capacity"}, waiting), ({**labels, "reason": "deferred"}, metrics.held)]
+    yield from _metric("vllm:num_requests_waiting_by_reason", "gauge", "Requests that wait, by reason.", reasons)
+    yield from _metric("vllm:num_requests_swapped", "gauge", "Requests on the host.", [(labels, metrics.swapped)])
+    share = metrics.blocks_used / metrics.blocks if metrics.blocks else 0.0
+    for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
+        yield from _metric(name, "gauge", "Share of the KV blocks in use, 0 to 1.", [(labels, share)])
+    host = metrics.host_blocks_used / metrics.host_blocks if metrics.host_blocks else 0.0
+    yield from _metric("vllm:cpu_cache_usage_perc", "gauge", "Share of the host blocks in use.", [(labels, host)])
+    counters = {
+        "vllm:prompt_tokens_total": ("Prompt tokens, cached ones too.", computed + hits),
+        "vllm:generation_tokens_total": ("Output tokens.", metrics.output_tokens),
+        "vllm:num_preemptions_total": ("Preemptions.", metrics.preemptions),
+        "vllm:prefix_cache_queries_total": ("Prompt tokens that were looked up.", computed + hits),
+        "vllm:prefix_cache_hits_total": ("Prompt tokens that were cached.", hits),
+        "vllm:prompt_tokens_cached_total": ("Prompt tokens that were cached.", hits),
+    }
+    for name, (text, value) in counters.items():
+        yield from _metric(name, "counter", text, [(labels, value)])
+    sources = {"local_compute": computed, "local_cache_hit": hits, "external_kv_transfer": 0}
+    by_source = [({**labels, "source": source}, value) for source, value in sources.items()]
+    yield from _metric("vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens, by source.", by_source)
+    ends = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+    for reason, count in metrics.finished.items():
+        ends[_REASONS.get(reason, "error")] += count
+    by_reason = [({**labels, "finished_reason": reason}, count) for reason, count in ends.items()]
+    yield from _metric("vllm:request_success_total", "counter", "Requests that ended, by reason.", by_reason)
+    profile = config.profile
+    info = {
+        **labels, "num_gpu_blocks": str(metrics.blocks), "num_cpu_blocks": str(metrics.host_blocks),
+        "block_size": str(profile.memory.block_size), "cache_dtype": profile.model.dtype,
+        "gpu_memory_utilization": f"{metrics.memory_utilization:g}",
+        "enable_prefix_caching": str(profile.scheduler.prefix_caching), "prefix_caching_hash_algo": "blake2b",
+    }  # fmt: skip
+    yield from _metric("vllm:cache_config_info", "gauge", "The KV cache, in labels.", [(info, 1)])
+
+
+def _own(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
+    states = [({**labels, "state": metrics.state}, 1)]
+    yield from _metric("ppengine_state_info", "gauge", "State of the engine, in a label.", states)
+    yield from _metric("ppengine_step", "gauge", "Newest step.", [(labels, metrics.step)])
+    yield from _metric("ppengine_generation", "gauge", "Restarts of stages.", [(labels, metrics.generation)])
+    yield from _metric("ppengine_requests_held", "gauge", "Requests on hold.", [(labels, metrics.held)])
+    yield from _metric("ppengine_swaps_total", "counter", "Swaps of requests.", [(labels, metrics.swaps)])
+    utilization = [(labels, metrics.memory_utilization)]
+    yield from _metric("ppengine_memory_utilization", "gauge", "Memory utilization.", utilization)
+    ranks = [({**labels, "stage": str(one.stage), "rank": str(one.rank)}, one) for one in metrics.stages]
+    up = [(where, int(one.up)) for where, one in ranks]
+    yield from _metric("ppengine_stage_up", "gauge", "Whether the rank of a stage serves.", up)
+    retired = [(where, one.retired_step) for where, one in ranks]
+    yield from _metric("ppengine_stage_retired_step", "gauge", "Newest step that it has acknowledged.", retired)
+    oldest = [(where, one.oldest_step_s) for where, one in ranks]
+    yield from _metric("ppengine_stage_oldest_step_seconds", "gauge", "Age of its oldest step in flight.", oldest)
+
+
+def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:
+    # The name of a counter's family ends before `_total` in OpenMetrics alone.
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        yield f"{name}{_labels(labels)} {float(value)!r}"
+
+
+def _histogram(name: str, text: str, labels: Labels, counts: HistogramCounts) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} histogram"
+    edges = [*(repr(float(edge)) for edge in counts.edges), "+Inf"]
+    sums = list(accumulate(counts.counts))
+    for edge, count in zip(edges, sums, strict=True):
+        yield f"{name}_bucket{_labels({**labels, 'le': edge})} {float(count)!r}"
+    yield f"{name}_sum{_labels(labels)} {counts.sum!r}"
+    yield f"{name}_count{_labels(labels)} {float(sums[-1])!r}"
+
+
+def _labels(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,110 @@
+"""The text of `/metrics`: names, labels and edges that published dashboards query."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
+from ppengine.http.metrics_text import exposition
+from ppengine.protocol.metrics import CoreMetrics, StageMetrics
+
+BOARD = [
+    "e2e_request_latency_seconds",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_time_per_output_token_seconds",
+    "iteration_tokens_total",
+    "request_prefill_kv_computed_tokens",
+]
+"""Histograms of vLLM's boards."""
+PLAIN = [
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_swapped",
+    "kv_cache_usage_perc",
+    "gpu_cache_usage_perc",
+    "num_preemptions_total",
+    "prefix_cache_hits_total",
+    "prefix_cache_queries_total",
+    "prompt_tokens_by_source_total",
+    "num_requests_waiting_by_reason",
+    "cache_config_info",
+    "prompt_tokens_cached_total",
+]
+SAMPLE = re.compile(r'[a-z_:][a-z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)*\})? [-+.e0-9]+(inf|nan)?')
+
+
+def text(model: str = "m") -> str:
+    metrics = RequestMetrics(1024)
+    for seconds in (0.004, 0.1, 0.1000001, 9999.0):
+        metrics.add("first_token", seconds)
+    answer = CoreMetrics(
+        nonce=1, state="serving", blocks=10, blocks_used=4, prefix_hit_tokens=5, prompt_tokens=15,
+        finished={"stop": 2, "lost": 1},
+        stages=[StageMetrics(stage=1, rank=0, up=True, retired_step=7, oldest_step_s=0.5)],
+        histograms={name: each.wire() for name, each in metrics.histograms.items()},
+    )  # fmt: skip
+    config = EngineConfig(
+        id="abcdef", name="m", epoch="e", profile=Profile(name="m", model=ModelConfig(path="/m")), model_path="/m",
+        model_type="llama", layers=[(0, 1), (1, 2)], max_model_len=1024, run_dir="/r", ring_dir="/d", started_wall=0.0,
+    )  # fmt: skip
+    return exposition(model, config, answer)
+
+
+def test_every_line_is_a_comment_or_a_sample_and_no_name_has_two_types() -> None:
+    lines = text('a "model"\\ with\nall').splitlines()
+    types = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    for line in lines:
+        assert line.startswith(("# HELP ", "# TYPE ")) or SAMPLE.fullmatch(line), line
+
+
+@pytest.mark.parametrize("name", BOARD)
+def test_histograms_of_the_boards_are_there(name: str) -> None:
+    lines = text().splitlines()
+    assert f"# TYPE vllm:{name} histogram" in lines
+    for part in ("bucket", "sum", "count"):
+        assert any(line.startswith(f'vllm:{name}_{part}{{model_name="m",engine="0"') for line in lines), part
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_counters_and_gauges_of_the_boards_are_there(name: str) -> None:
+    assert any(line.startswith(f'vllm:{name}{{model_name="m",engine="0"') for line in text().splitlines())
+
+
+def test_edges_are_floats_and_counts_grow_to_the_total() -> None:
+    found = re.findall(r'vllm:time_to_first_token_seconds_bucket\{.*le="([^"]+)"\} (\S+)', text())
+    assert [edge for edge, _ in found][7:13] == ["0.1", "0.25", "0.5", "0.75", "1.0", "2.5"]
+    counts = dict(found)
+    assert (counts["0.005"], counts["0.1"], counts["0.25"], counts["2560.0"], counts["+Inf"]) == (
+        "1.0", "2.0", "3.0", "3.0", "4.0",
+    )  # fmt: skip
+    assert 'vllm:time_to_first_token_seconds_count{model_name="m",engine="0"} 4.0' in text()
+
+
+def test_values_are_those_of_the_core() -> None:
+    lines = text().splitlines()
+    assert 'vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.4' in lines
+    assert 'vllm:prompt_tokens_total{model_name="m",engine="0"} 20.0' in lines
+    assert 'vllm:request_success_total{model_name="m",engine="0",finished_reason="error"} 1.0' in lines
+    assert 'ppengine_stage_retired_step{model_name="m",stage="1",rank="0"} 7.0' in lines
+
+
+def test_edges_of_lengths_end_at_the_longest_sequence() -> None:
+    assert length_edges(100) == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0] and length_edges(0) == [1.0]
+    buckets = BucketCounts([1, 2])
+    for value in (1, 1.5, 2, 3):
+        buckets.add(value, 2)
+    assert buckets.wire().counts == [2, 4, 2] and buckets.wire().sum == 15.0
