@@ -17,8 +17,9 @@ from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.discovery import keep_record
 from ppengine.protocol.frames import TOPIC_EVENT, encode
 from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.recording import Recorder, Update
-from ppengine.protocol.snapshot import Event, Events, Latency, Quantiles, Queues, RequestInfo, Why
+from ppengine.protocol.snapshot import Event, Events, Latency, Queues, RequestInfo, Why
 from ppengine.protocol.stage_info import Waiting
 
 STAGES, REQUESTS, RUNNING = 64, 1000, 600

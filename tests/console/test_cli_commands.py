@@ -22,7 +22,8 @@ from ppconsole.model import memory_change
 from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.snapshot import Latency, Quantiles, Snapshot
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Latency, Snapshot
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.verbs import (
     Abort,

@@ -27,8 +27,9 @@ from ppengine.protocol.discovery import ended_engines
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.recording import Recorder
-from ppengine.protocol.snapshot import Event, Latency, Quantiles
+from ppengine.protocol.snapshot import Event, Latency
 from test_tui_console import Clock, Rig, console
 
 BEGIN = 1_700_000_000.0

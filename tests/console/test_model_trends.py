@@ -14,7 +14,8 @@ from ppconsole.model.trends import POINTS_MOST, SPANS_S, TRENDS, Trends
 from ppconsole.view import trend_rows
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.frames import decode_as, encode
-from ppengine.protocol.snapshot import Latency, Quantiles, Queues, Snapshot, Throughput
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Latency, Queues, Snapshot, Throughput
 
 BY_TITLE = {trend.title: trend for trend in TRENDS}
 SMALL = snapshots.snapshot(1, 0)

@@ -14,8 +14,9 @@ from ppconsole.app import ConsoleApp
 from ppconsole.link.alarm_commands import AlarmCommands
 from ppconsole.link.config_file import ConfigFileError, config_path, read_config
 from ppconsole.model.thresholds import METRICS, Alarm, AlarmConfig, OnIncident, Threshold, Watches
+from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.severity import level_of
-from ppengine.protocol.snapshot import Event, IncidentInfo, Latency, Quantiles, Queues, Throughput
+from ppengine.protocol.snapshot import Event, IncidentInfo, Latency, Queues, Throughput
 from test_tui_console import Clock, FakeSource, Rig
 
 GOOD = """

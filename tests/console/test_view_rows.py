@@ -31,7 +31,8 @@ from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
-from ppengine.protocol.snapshot import Event, Latency, Quantiles
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Event, Latency
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
 from rich.cells import cell_len
 

@@ -14,7 +14,8 @@ from ppengine.core.live_requests import FINISHED_MOST
 from ppengine.core.scheduler.token_gaps import TokenGaps, bucket_of
 from ppengine.protocol.control import Inspect
 from ppengine.protocol.inspection import FinishedDetail, RequestDetail
-from ppengine.protocol.snapshot import Event, Quantiles
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verbs import Abort, Preempt, Release
 
 WIDTH = 2 ** (1 / 16)

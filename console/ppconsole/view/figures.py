@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Quantiles, Throughput
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Throughput
 from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.units import UNKNOWN, age_text, count_text, ms_text, percent_text, ratio

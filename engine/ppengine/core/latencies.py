@@ -14,7 +14,8 @@ from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.token_gaps import TokenGaps, bucket_of, quantiles_of
-from ppengine.protocol.snapshot import Latency, Quantiles
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Latency
 
 SLICE_S, SLICES = 10.0, 30
 """Seconds of a slice, and slices that are kept."""

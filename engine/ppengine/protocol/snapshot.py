@@ -9,7 +9,9 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.stage_info import StageInfo
 
 SCHEMA = 1
@@ -146,19 +148,6 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Seconds of the rates."""
 
 
-class Quantiles(msgspec.Struct, kw_only=True):
-    """Quantiles of a duration; null while there is none. They are at most 2.2 % off."""
-
-    p50: float | None = None
-    """Median."""
-    p90: float | None = None
-    """90th percentile."""
-    p99: float | None = None
-    """99th percentile."""
-    count: int = 0
-    """Number of durations."""
-
-
 class Latency(msgspec.Struct, kw_only=True):
     """Latencies of all requests over the last five minutes."""
 
@@ -263,9 +252,12 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """Newest incident, over or not."""
     lease: LeaseInfo | None = None
     """The control lease; null while no key holds it."""
+    clients: list[ClientInfo] = []
+    """Clients of the HTTP port, the busiest first; at most `MAX_CLIENTS`."""
 
 
 MAX_REQUESTS = 1000
+MAX_CLIENTS = 200
 
 
 class Event(msgspec.Struct, kw_only=True):

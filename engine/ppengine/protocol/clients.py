@@ -1,0 +1,66 @@
+"""Clients of the HTTP port: counts by API key and route, from HTTP processes to the gateway and to consoles."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.protocol.quantiles import Quantiles
+
+
+class ClientInfo(msgspec.Struct, kw_only=True):
+    """One API key on one route, over all HTTP processes. Totals are since the start of those processes."""
+
+    key: str
+    """Name of the API key; `http` without keys."""
+    route: str
+    """Path of the API, as `/v1/chat/completions`."""
+    open: int = 0
+    """Requests whose answer is under way."""
+    slow: int = 0
+    """Those of them whose client has not read for a second."""
+    requests_total: int = 0
+    """Requests, refused ones too."""
+    tokens_total: int = 0
+    """Output tokens."""
+    refused_total: int = 0
+    """Answers of status 429 and 503: the engine was full or did not serve."""
+    errors_total: int = 0
+    """Answers of any other status from 400 to 499."""
+    failed_total: int = 0
+    """Answers of any other status from 500 on."""
+    left_total: int = 0
+    """Requests whose client left before the end."""
+    requests_s: float | None = None
+    """Requests a second over the last ten seconds; null at first."""
+    tokens_s: float | None = None
+    """Output tokens a second over the last ten seconds; null at first."""
+    ttft_ms: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Milliseconds from the request to its first token, over the last five minutes."""
+    itl_ms: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Milliseconds between two events of a stream, over the last five minutes."""
+
+
+class ClientCounts(msgspec.Struct, array_like=True):
+    """One API key on one route, in one HTTP process."""
+
+    key: str
+    route: str
+    open: int
+    slow: int
+    requests: int
+    tokens: int
+    refused: int
+    errors: int
+    failed: int
+    left: int
+    ttft: dict[int, int]
+    """Durations of the last five minutes by bucket."""
+    itl: dict[int, int]
+
+
+class HttpReport(msgspec.Struct, tag="http-report", kw_only=True):
+    """Counts of one HTTP process, each second."""
+
+    role: str
+    mono_ns: int
+    clients: list[ClientCounts]
