@@ -6,63 +6,14 @@ that is at most 2.2 % off, within the smallest and the largest duration.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from ppengine.common.durations import SLICE_S, SLICES, Histogram, bucket_of
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.token_gaps import TokenGaps, bucket_of, quantiles_of
-from ppengine.protocol.quantiles import Quantiles
+from ppengine.core.scheduler.token_gaps import TokenGaps
 from ppengine.protocol.snapshot import Latency
-
-SLICE_S, SLICES = 10.0, 30
-"""Seconds of a slice, and slices that are kept."""
-
-
-@dataclass(slots=True)
-class _Slice:
-    """Counts of ten seconds by bucket, with the smallest and the largest duration in seconds."""
-
-    begin: float
-    least: float
-    most: float
-    counts: Counter[int] = field(default_factory=Counter)
-
-
-class Histogram:
-    """Counts of durations in the last five minutes."""
-
-    def __init__(self) -> None:
-        self._slices: deque[_Slice] = deque()
-        """The newest last."""
-        self._total: Counter[int] = Counter()
-
-    def add(self, seconds: float, count: int, now: float) -> None:
-        """Count a duration that was seen `count` times."""
-        if not self._slices or now - self._slices[-1].begin >= SLICE_S:
-            self._expire(now)
-            self._slices.append(_Slice(now, seconds, seconds))
-        bucket, newest = bucket_of(seconds), self._slices[-1]
-        newest.least, newest.most = min(newest.least, seconds), max(newest.most, seconds)
-        newest.counts[bucket] += count
-        self._total[bucket] += count
-
-    def quantiles(self, now: float, scale: float = 1.0) -> Quantiles:
-        """Return the quantiles, times `scale`."""
-        self._expire(now)
-        count = self._total.total()
-        if not count:
-            return Quantiles()
-        least, most = min(each.least for each in self._slices), max(each.most for each in self._slices)
-        p50, p90, p99 = (value * scale for value in quantiles_of(self._total, (0.5, 0.9, 0.99), least, most))
-        return Quantiles(p50=p50, p90=p90, p99=p99, count=count)
-
-    def _expire(self, now: float) -> None:
-        """Drop the slices that ended five minutes ago."""
-        while self._slices and now - self._slices[0].begin >= SLICE_S * SLICES:
-            self._total -= self._slices.popleft().counts
 
 
 class Latencies:

@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
-_PER_OCTAVE = 16
-_LEAST, _MOST = -20 * _PER_OCTAVE, 20 * _PER_OCTAVE
-"""First and last bucket: a microsecond, twelve days."""
+from ppengine.common.durations import quantiles_of
+
 _FRESH_S = 1.0
 """Seconds for which quantiles are not computed again: reports ask for them ten times a second."""
-
-
-def bucket_of(seconds: float) -> int:
-    """Return the bucket of a duration."""
-    bucket = math.floor(math.log2(seconds) * _PER_OCTAVE) if seconds > 0 else _LEAST
-    return max(_LEAST, min(bucket, _MOST))
-
-
-def quantiles_of(
-    counts: Mapping[int, int], shares: Sequence[float], least: float = 0.0, most: float = math.inf
-) -> list[float]:
-    """Return the quantiles of counts by bucket, in seconds. `shares` are in order; there must be a count.
-
-    `least`, `most`: the smallest and the largest duration, where they are known. The middle of a bucket may be
-    outside of them.
-    """
-    total, below, values = sum(counts.values()), 0, list[float]()
-    for bucket in sorted(counts):
-        below += counts[bucket]
-        while len(values) < len(shares) and below >= shares[len(values)] * total:
-            values.append(max(least, min(2 ** ((bucket + 0.5) / _PER_OCTAVE), most)))
-    return values
 
 
 class TokenGaps:
