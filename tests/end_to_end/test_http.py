@@ -226,6 +226,29 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
     assert after["vllm:num_requests_running"] == 0 and after["ppengine_stage_up"] == 2
 
 
+def test_the_console_sees_clients_by_key_and_route(engine: Served, client: openai.OpenAI) -> None:
+    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True})
+    client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=5, **GREEDY)
+
+    async def seen() -> None:
+        async with engine.operator() as op:
+            picture = await op.until(
+                lambda picture: {one.route: one.open for one in picture.clients}.items()
+                >= {"/v1/completions": 1, "/v1/chat/completions": 0}.items(),
+                "one stream is open", 10.0,
+            )  # fmt: skip
+            found = {one.route: one for one in picture.clients}
+            plain, chat = found["/v1/completions"], found["/v1/chat/completions"]
+            assert (plain.key, plain.open) == ("http", 1) and plain.tokens_total > 0
+            assert chat.open == 0 and chat.ttft_ms.count > 0 and (chat.ttft_ms.p50 or 0) > 0
+            sock.close()
+            await op.until(
+                lambda picture: any(one.left_total for one in picture.clients if not one.open), "it has left", 10.0
+            )
+
+    asyncio.run(seen())
+
+
 # --- what is refused --------------------------------------------------------------------------------------------
 
 BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [

@@ -24,10 +24,12 @@ from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.events import EventLog
 from ppengine.gateway.far_links import FarLinks
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
+from ppengine.gateway.http_clients import HttpClients
 from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
 from ppengine.gateway.node_clocks import NodeClocks
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.gateway.shortage_watch import ShortageWatch
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import DeviceRooms, GpuInfo
 from ppengine.protocol.reports import CoreReport, Finding, Happened, ProcessReport
@@ -66,6 +68,7 @@ class Collector:
         self._failed_at = 0.0
         """Time of the diagnosis's failure, while it fails."""
         self.processes = ProcessTable(config, self._sightings)
+        self._clients = HttpClients()
         self._shortages = ShortageWatch(config)
         self.core: CoreReport | None = None
         self.news = False
@@ -88,6 +91,8 @@ class Collector:
             self._take_agent(report)
         elif isinstance(report, ProcessReport):
             self.processes.take(report)
+        elif isinstance(report, HttpReport):
+            self._clients.take(report)
         elif isinstance(report, Happened):
             self._events.take(report)
         elif isinstance(report, Fact):
@@ -319,6 +324,7 @@ class Collector:
                 stopped=stopped,
                 incident=incident,
                 lease=lease,
+                clients=self._clients.infos(time.monotonic_ns()),
                 core_away="" if stopped else self.processes.core_away,
             ),
         )

@@ -8,6 +8,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.diagnosis.evidence import Key
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import newest_process
+from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.gpu import GpuInfo
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.snapshot import (
@@ -71,6 +72,7 @@ class Inputs(msgspec.Struct, kw_only=True):
     """How the core ended that is being restarted; empty if none is."""
     incident: IncidentInfo | None = None
     lease: LeaseInfo | None = None
+    clients: list[ClientInfo] = []
 
 
 def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
@@ -87,6 +89,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         dropped_total=inputs.dropped,
         incident=inputs.incident,
         lease=inputs.lease,
+        clients=inputs.clients,
     )
     if core is None:
         return snapshot

@@ -18,7 +18,9 @@ from ppengine.common.http_address import HttpAddress, parse_http
 from ppengine.http.access import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import FrontLink
+from ppengine.http.reporting import report
 from ppengine.http.service import Service
 
 log = logging.getLogger("ppengine.http")
@@ -66,7 +68,8 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket
     http = config.profile.http
     link, renderer = FrontLink(config.endpoint("front"), role), ChatRenderer(config, role)
     service = Service(config, link, renderer, http.most_open)
-    app = Routes(service, keys).app()
+    stats = ClientStats()
+    app = Routes(service, keys, stats).app()
     server = uvicorn.Server(
         uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
@@ -74,7 +77,8 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket
         )
     )  # fmt: skip
     log.info("started as %s on %s", role, http.listen)
-    tasks = [asyncio.create_task(each) for each in (link.run(), renderer.run(), server.serve(sockets=[listener]))]
+    work = (link.run(), renderer.run(), report(config.endpoint("collect"), role, stats), server.serve([listener]))
+    tasks = [asyncio.create_task(each) for each in work]
     # The server returns at a signal; the others return only with an error.
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

@@ -10,6 +10,7 @@ import msgspec
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import answer_fields as fields
+from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation, Part
 from ppengine.http.merging import merged
 from ppengine.http.request_fields import ChatRequest, CommonFields, CompletionRequest
@@ -31,13 +32,16 @@ class Answer(Protocol):
         ...
 
 
-async def stream(answer: Answer, generations: Sequence[Generation], request: CommonFields) -> AsyncIterator[bytes]:
+async def stream(
+    answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call
+) -> AsyncIterator[bytes]:
     """Yield the events of a streamed answer. Raises ApiError."""
     options = request.stream_options
     at_end = options is not None and options.include_usage
     always = options is not None and options.continuous_usage_stats
     async with aclosing(merged([one.parts() for one in generations])) as parts:
         async for part in parts:
+            call.part(part.choice, len(part.token_ids))
             usage = usage_of(generations) if always else None if at_end else msgspec.UNSET
             yield event(answer.chunk(part, usage))
     if at_end:
@@ -45,11 +49,12 @@ async def stream(answer: Answer, generations: Sequence[Generation], request: Com
     yield DONE
 
 
-async def whole(answer: Answer, generations: Sequence[Generation], request: CommonFields) -> msgspec.Struct:
+async def whole(answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call) -> msgspec.Struct:
     """Return the answer once all choices have ended. Raises ApiError."""
     parts: list[list[Part]] = [[] for _ in range(len(generations) * (request.n or 1))]
     async with aclosing(merged([one.parts() for one in generations])) as found:
         async for part in found:
+            call.part(part.choice, len(part.token_ids))
             parts[part.choice].append(part)
     return answer.whole(parts, usage_of(generations))
 

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from ppengine.http import answer_fields as fields
 from ppengine.http.access import ApiKeys
 from ppengine.http.answers import ChatAnswer, CompletionAnswer
+from ppengine.http.client_stats import ClientStats
 from ppengine.http.errors import ApiError, Kind, invalid
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
 from ppengine.http.request_fields import (
@@ -32,14 +33,16 @@ log = logging.getLogger("ppengine.http")
 _ALIVE = ("serving", "resizing", "paused", "draining", "degraded")
 """States in which a restart of the engine would make things worse: a stage restarts within seconds."""
 _READY = ("serving", "resizing")
+NO_KEY = "(no key)"
+"""Client of the calls whose key is unknown or missing."""
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
 
 
 class Routes:
     """Handlers of one service."""
 
-    def __init__(self, service: Service, keys: ApiKeys) -> None:
-        self._service, self._keys = service, keys
+    def __init__(self, service: Service, keys: ApiKeys, stats: ClientStats) -> None:
+        self._service, self._keys, self._stats = service, keys, stats
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -51,8 +54,8 @@ class Routes:
             "/v1/models": self.models, "/v1/models/{name:path}": self.model, "/version": self.version,
             "/load": self.load,
         }  # fmt: skip
-        routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
+        routes = [Route(path, self._guarded(path, handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, self._guarded(path, handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, self._probe(_ALIVE), methods=["GET"]) for path in ("/health", "/ping")]
         routes.append(Route("/metrics", self.metrics, methods=["GET"]))
         routes.append(Route("/ready", self._probe(_READY), methods=["GET"]))
@@ -62,13 +65,13 @@ class Routes:
         """Continue prompts."""
         body = decode(await read_body(request), CompletionRequest)
         name, generations = await self._service.complete(body, caller)
-        return GenerationResponse(name, CompletionAnswer(name, self._service, body), generations, body)
+        return GenerationResponse(name, CompletionAnswer(name, self._service, body), generations, body, caller.call)
 
     async def chat(self, request: Request, caller: Caller) -> Response:
         """Answer a chat."""
         body = decode(await read_body(request), ChatRequest)
         name, generation = await self._service.chat(body, caller)
-        return GenerationResponse(name, ChatAnswer(name, self._service, body), [generation], body)
+        return GenerationResponse(name, ChatAnswer(name, self._service, body), [generation], body, caller.call)
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""
@@ -136,15 +139,29 @@ class Routes:
             return "the engine core does not answer"
         return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
 
-    def _guarded(self, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, route: str, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Return `handler` behind the check of the key, and count the call by its end."""
+
         async def guarded(request: Request) -> Response:
             try:
                 name = self._keys.caller(request.headers.get("authorization"))
-                return await handler(request, Caller(name, request.headers.get("x-request-id")))
             except ApiError as error:
+                self._stats.begin(NO_KEY, route).end(error.status)
                 return error_response(error)
+            call, status = self._stats.begin(name, route), 500
+            response: Response | None = None
+            try:
+                response = await handler(request, Caller(name, request.headers.get("x-request-id"), call))
+                status = response.status_code
+            except ApiError as error:
+                response, status = error_response(error), error.status
             except ClientDisconnect:
-                return Response(status_code=499)
+                response = Response(status_code=499)
+                call.end(499, left=True)
+            finally:
+                if not isinstance(response, GenerationResponse):
+                    call.end(status)
+            return response
 
         return guarded
 

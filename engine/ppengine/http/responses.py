@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ppengine.http.answers import DONE, Answer, stream, whole
+from ppengine.http.client_stats import Call
 from ppengine.http.errors import ApiError
 from ppengine.http.generation import Generation
 from ppengine.http.request_fields import CommonFields
@@ -48,9 +49,12 @@ async def read_body(request: Request) -> bytes:
 class GenerationResponse(Response):
     """The answer to a request whose generations run, as events or as one body."""
 
-    def __init__(self, name: str, answer: Answer, generations: Sequence[Generation], request: CommonFields) -> None:
+    def __init__(
+        self, name: str, answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call
+    ) -> None:
         super().__init__()
-        self._name, self._answer, self._generations, self._request = name, answer, generations, request
+        self._name, self._answer, self._generations = name, answer, generations
+        self._request, self._call, self._status = request, call, 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; abort the generations if the client leaves before its end."""
@@ -61,6 +65,7 @@ class GenerationResponse(Response):
             if work.done():
                 work.result()
         finally:
+            self._call.end(self._status, left=not work.done())
             for generation in self._generations:
                 generation.leave()
             for task in (work, gone):
@@ -69,9 +74,9 @@ class GenerationResponse(Response):
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         try:
-            response = json_response(await whole(self._answer, self._generations, self._request))
+            response = json_response(await whole(self._answer, self._generations, self._request, self._call))
         except ApiError as error:
-            response = error_response(error)
+            response, self._status = error_response(error), error.status
         response.headers["x-request-id"] = self._name
         await response(scope, _nothing, send)
 
@@ -82,9 +87,11 @@ class GenerationResponse(Response):
         ]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async for data in stream(self._answer, self._generations, self._request):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            async for data in stream(self._answer, self._generations, self._request, self._call):
+                with self._call.sending():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
+            self._status = error.status
             data = b"data: %b\n\n%b" % (error.encode(), DONE)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

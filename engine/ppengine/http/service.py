@@ -13,6 +13,7 @@ from pathlib import Path
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_stats import Call
 from ppengine.http.errors import ApiError, invalid, unavailable
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
@@ -33,10 +34,11 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True)
 class Caller:
-    """The author of a request: the name of the key, and the `x-request-id` header."""
+    """The author of a request: the name of the key, the `x-request-id` header, and the counts of the call."""
 
     name: str
     request_id: str | None
+    call: Call
 
 
 class Service:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
@@ -232,4 +233,4 @@ class Recalled(msgspec.Struct, tag="recalled", kw_only=True):
     """Process id of the core."""
 
 
-ToCollector = CoreReport | AgentReport | ProcessReport | Happened | Recalled | Fact
+ToCollector = CoreReport | AgentReport | ProcessReport | HttpReport | Happened | Recalled | Fact

@@ -1,0 +1,89 @@
+"""Clients of the HTTP port over all its processes: sums, rates and quantiles."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from ppengine.common.durations import quantiles_of
+from ppengine.protocol.clients import ClientCounts, ClientInfo, HttpReport
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import MAX_CLIENTS
+
+RATE_S, AWAY_S = 10.0, 10.0
+"""Seconds of the rates, and seconds without a report after which a process is gone."""
+_Key = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Process:
+    """The newest report of one process, and its totals of the last `RATE_S` seconds."""
+
+    report: HttpReport
+    marks: dict[_Key, deque[tuple[float, int, int]]] = field(default_factory=dict)
+    """Time, requests and tokens, by key and route."""
+
+    def take(self, report: HttpReport) -> None:
+        self.report = report
+        now = report.mono_ns / 1e9
+        for one in report.clients:
+            marks = self.marks.setdefault((one.key, one.route), deque())
+            if marks and marks[-1][1] > one.requests:
+                marks.clear()  # another process has its role
+            marks.append((now, one.requests, one.tokens))
+            while now - marks[0][0] > RATE_S:
+                marks.popleft()
+
+    def rates(self, key: _Key) -> tuple[float, float] | None:
+        """Return requests and tokens a second; None before the second report."""
+        marks = self.marks[key]
+        (begin, requests, tokens), (end, newest, written) = marks[0], marks[-1]
+        return None if end <= begin else ((newest - requests) / (end - begin), (written - tokens) / (end - begin))
+
+
+class HttpClients:
+    """Takes the reports of HTTP processes."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, _Process] = {}
+
+    def take(self, report: HttpReport) -> None:
+        """Take one report."""
+        process = self._processes.setdefault(report.role, _Process(report))
+        process.take(report)
+
+    def infos(self, mono_ns: int) -> list[ClientInfo]:
+        """Return all clients at `mono_ns`, those with the most open requests and tokens first."""
+        parts: dict[_Key, list[tuple[ClientCounts, tuple[float, float] | None]]] = {}
+        for process in self._processes.values():
+            if mono_ns - process.report.mono_ns > AWAY_S * 1e9:
+                continue
+            for one in process.report.clients:
+                key = one.key, one.route
+                parts.setdefault(key, []).append((one, process.rates(key)))
+        found = [_info(key, each) for key, each in parts.items()]
+        found.sort(key=lambda one: (-one.open, -(one.tokens_s or 0.0), -one.requests_total, one.key, one.route))
+        return found[:MAX_CLIENTS]
+
+
+def _info(key: _Key, parts: list[tuple[ClientCounts, tuple[float, float] | None]]) -> ClientInfo:
+    counts, rates = [one for one, _ in parts], [rate for _, rate in parts if rate is not None]
+    return ClientInfo(
+        key=key[0], route=key[1], open=sum(one.open for one in counts), slow=sum(one.slow for one in counts),
+        requests_total=sum(one.requests for one in counts), tokens_total=sum(one.tokens for one in counts),
+        refused_total=sum(one.refused for one in counts), errors_total=sum(one.errors for one in counts),
+        failed_total=sum(one.failed for one in counts), left_total=sum(one.left for one in counts),
+        requests_s=sum(rate[0] for rate in rates) if rates else None,
+        tokens_s=sum(rate[1] for rate in rates) if rates else None,
+        ttft_ms=_quantiles([one.ttft for one in counts]), itl_ms=_quantiles([one.itl for one in counts]),
+    )  # fmt: skip
+
+
+def _quantiles(parts: list[dict[int, int]]) -> Quantiles:
+    counts: Counter[int] = Counter()
+    for part in parts:
+        counts.update(part)
+    if not counts.total():
+        return Quantiles()
+    p50, p90, p99 = (value * 1e3 for value in quantiles_of(counts, (0.5, 0.9, 0.99)))
+    return Quantiles(p50=p50, p90=p90, p99=p99, count=counts.total())

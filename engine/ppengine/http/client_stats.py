@@ -1,0 +1,106 @@
+"""Counts of the clients of one HTTP process, by API key and route."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ppengine.common.durations import Histogram
+from ppengine.protocol.clients import ClientCounts
+
+SLOW_S = 1.0
+"""Seconds without reading after which a client counts as slow."""
+
+
+@dataclass(eq=False)
+class _Client:
+    """One API key on one route."""
+
+    requests: int = 0
+    tokens: int = 0
+    refused: int = 0
+    errors: int = 0
+    failed: int = 0
+    left: int = 0
+    open: set[Call] = field(default_factory=set)
+    ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)
+
+
+class Call:
+    """One request, from its first byte to the end of its answer."""
+
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+        self._began = time.monotonic()
+        self._events: dict[int, float] = {}
+        """Time of the newest event, by choice."""
+        self._sending_since: float | None = None
+        client.requests += 1
+        client.open.add(self)
+
+    def part(self, choice: int, tokens: int) -> None:
+        """Count the tokens of one event of a choice."""
+        now, client = time.monotonic(), self._client
+        client.tokens += tokens
+        if not tokens:
+            return
+        before = self._events.get(choice)
+        if before is not None:
+            client.itl.add(now - before, 1, now)
+        elif not self._events:
+            client.ttft.add(now - self._began, 1, now)
+        self._events[choice] = now
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Note that an event is being sent, which takes as long as its client does not read."""
+        self._sending_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._sending_since = None
+
+    def slow(self, now: float) -> bool:
+        """Return whether its client has not read for `SLOW_S`."""
+        return self._sending_since is not None and now - self._sending_since > SLOW_S
+
+    def end(self, status: int, *, left: bool = False) -> None:
+        """End the call with the status of its answer; `left`: its client did not wait for it. Only the first counts."""
+        client = self._client
+        if self not in client.open:
+            return
+        client.open.discard(self)
+        client.left += left
+        if left or status < 400:
+            return
+        if status in (429, 503):
+            client.refused += 1
+        elif status < 500:
+            client.errors += 1
+        else:
+            client.failed += 1
+
+
+class ClientStats:
+    """The clients of this process. Their number is bounded by the keys and routes that exist."""
+
+    def __init__(self) -> None:
+        self._clients: dict[tuple[str, str], _Client] = {}
+
+    def begin(self, key: str, route: str) -> Call:
+        """Begin a call."""
+        return Call(self._clients.setdefault((key, route), _Client()))
+
+    def counts(self) -> list[ClientCounts]:
+        """Return the counts of this moment."""
+        now = time.monotonic()
+        return [
+            ClientCounts(
+                key, route, len(one.open), sum(call.slow(now) for call in one.open), one.requests, one.tokens,
+                one.refused, one.errors, one.failed, one.left, one.ttft.counts(now), one.itl.counts(now),
+            )
+            for (key, route), one in self._clients.items()
+        ]  # fmt: skip
