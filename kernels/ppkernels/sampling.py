@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ppkernels import cpu
+from ppkernels.adjust import adjusted
 from ppkernels.dispatch import choose
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 
@@ -41,6 +42,8 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
 def sample_reference(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
     """Return `sample`, computed by torch."""
     allowed = _without_banned(logits, inputs.banned) if inputs.banned else logits
+    if inputs.adjustments:
+        allowed = adjusted(allowed, inputs)
     random = [row for row, temperature in enumerate(inputs.temperature) if temperature > 0.0]
     if len(random) == len(inputs.temperature) and random:
         tokens = _draw(allowed, inputs, random)

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """Changes of one row's logits before its token is chosen; see `ppkernels.adjust`."""
+
+    prompt: Ints
+    output: Ints
+    """Tokens before the one to choose."""
+    min_p: float = 0.0
+    """0: none."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """1: none."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[Sequence[int]] = ()
+    """Token sequences that the output must not have."""
+    allowed: Sequence[int] | None = None
+    """Tokens that may be chosen; None: all."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +49,8 @@ class SamplingInputs:
     """Tokens that must not be chosen in this step, by row."""
     logprobs: list[int] = field(default_factory=list)
     """-1: none; 0: the chosen token's; n: also the n best. Empty: none for all."""
+    adjustments: dict[int, Adjustment] = field(default_factory=dict)
+    """By row; the other rows' logits are taken as they are."""
 
 
 @dataclass(frozen=True)
