@@ -33,7 +33,7 @@ from ppkernels.gpu.row_passes import (
 TEMPERATURE, TOP_P, TOP_K, SEED, SAMPLE, LOGPROBS, BANNED_UNTIL, BANNED = (tl.constexpr(i) for i in range(8))
 """Columns of the table of parameters; floats are the bits of a float32."""
 
-_TINY = tl.constexpr(1.1754943508222875e-38)
+TINY = tl.constexpr(1.1754943508222875e-38)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
@@ -78,11 +78,11 @@ def sample_rows(
     tl.debug_barrier()
     highest, best, token = best_of(values, vocabulary, BLOCK)
     if RANDOM:
-        temperature = _float(tl.load(own + TEMPERATURE))
+        temperature = float_of(tl.load(own + TEMPERATURE))
         if temperature > 0:
             number = _number(tl.load(own + SEED), tl.load(own + SAMPLE), position)
-            temperature = tl.maximum(temperature, _TINY)
-            top_k, top_p = tl.load(own + TOP_K), _float(tl.load(own + TOP_P))
+            temperature = tl.maximum(temperature, TINY)
+            top_k, top_p = tl.load(own + TOP_K), float_of(tl.load(own + TOP_P))
             candidates += row * CAPACITY
             ids += row * CAPACITY
             token = _draw(
@@ -172,11 +172,12 @@ def _draw(
 @triton.jit
 def _share(top_p, total):
     """Return the weight that top-p keeps, at least 1."""
-    return tl.maximum(tl.ceil(tl.maximum(top_p, _TINY).to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+    return tl.maximum(tl.ceil(tl.maximum(top_p, TINY).to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
-def _float(bits):
+def float_of(bits):
+    """Return the float32 with these bits."""
     return bits.to(tl.int32).to(tl.float32, bitcast=True)
 
 

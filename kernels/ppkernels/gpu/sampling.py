@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.draw import sample_rows
 from ppkernels.gpu.logprobs import logprob_rows
 from ppkernels.gpu.row_passes import MAX_VOCABULARY
@@ -123,6 +124,29 @@ def choose(
     return tokens
 
 
+def choose_adjusted(
+    logits: Tensor,
+    parameters: DeviceSampling,
+    adjustments: DeviceAdjustments,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    greedy: bool,
+    newest: Tensor | None = None,
+) -> Tensor:
+    """Return `choose` of adjusted logits, a few rows at a time, and note the tokens for the next
+    step. `logits` is not changed.
+    """
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for first in range(0, len(logits), adjustments.rows):
+        part = slice(first, first + adjustments.rows)
+        where = slots[part], positions[part]
+        changed = adjustments.adjusted(logits[part], parameters.table, parameters.banned, *where)
+        choose(changed, parameters, *where, greedy=greedy, out=tokens[part], newest=newest)
+    adjustments.append(slots, positions, tokens)
+    return tokens
+
+
 @dataclass(frozen=True)
 class DeviceLogprobs:
     """Log-probabilities of the unmodified distribution; those not requested are undefined."""
@@ -187,7 +211,13 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
     table.set(range(rows), given)
     slots = torch.arange(rows, device=device)
     positions = torch.tensor(inputs.position, dtype=torch.int64, device=device)
-    tokens = choose(logits, table, slots, positions, greedy=not any(value > 0 for value in inputs.temperature))
+    greedy = not any(value > 0 for value in inputs.temperature)
+    if inputs.adjustments:
+        records = DeviceAdjustments(rows, logits.shape[1], max(inputs.position) + 1, device)
+        records.set(range(rows), [inputs.adjustments.get(row) for row in range(rows)])
+        tokens = choose_adjusted(logits, table, records, slots, positions, greedy=greedy)
+    else:
+        tokens = choose(logits, table, slots, positions, greedy=greedy)
     return SamplingOutput(tokens, _listed(logits, table, slots, tokens, wanted))
 
 
