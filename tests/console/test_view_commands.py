@@ -93,6 +93,18 @@ from ppengine.protocol.verbs import (
             "submit 'a fox' --max-tokens 12 --temperature 0 --stop END --stop-token-ids 2,3 --chat",
         ),
         (
+            "submit x --logit-bias 5:-100,7:2.5 --bad-words 'a b' --bad-words c --presence-penalty -1.5 --min-p .1",
+            Submit(
+                prompt="x",
+                sampling=SamplingParams(
+                    max_tokens=256, temperature=0.8, logit_bias={5: -100.0, 7: 2.5}, bad_words=["a b", "c"],
+                    presence_penalty=-1.5, min_p=0.1,
+                ),
+            ),
+            "submit x --max-tokens 256 --temperature 0.8 --min-p 0.1 --presence-penalty -1.5"
+            " --logit-bias 5:-100,7:2.5 --bad-words 'a b' --bad-words c",
+        ),
+        (
             "submit tell me -n 2",
             Submit(prompt="tell me", sampling=SamplingParams(n=2, max_tokens=256, temperature=0.8)),
             "submit 'tell me' --max-tokens 256 --temperature 0.8 -n 2",
@@ -114,6 +126,8 @@ def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
     ("line", "says"),
     [
         ("frobnicate", "not a command"),
+        ("submit x --logit-bias 5", "--logit-bias is '5'; it must be ID:BIAS with commas between: 2:-100,11:4"),
+        ("submit x --min-p 2", "min_p is 2.0; it must be 0 to 1"),
         (
             "preempt r-1 --mode fast",
             "'--mode': 'fast' is not one of 'recompute', 'swap'; it is written: preempt REQUEST... [--mode",

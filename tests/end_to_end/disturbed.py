@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import reference
 from injected import Injector
 from operators import CATCHES, Operator
+from ppengine import SamplingParams
 from ppengine.common.config import Profile
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
@@ -31,6 +33,8 @@ STEP_S = 0.03
 """Added to each step, so that commands come in time on a slow machine, and on a fast one."""
 ROOM, LITTLE = 80, 12
 """Blocks: more than all need at their full length; two of them have room, and not until their end."""
+
+GREEDY: Mapping[str, Any] = {}
 
 
 class WrongTokensError(AssertionError):
@@ -52,24 +56,33 @@ def profile(folder: Path, stages: int, threads: int, device_mib: int, **sections
 
 
 async def check(
-    engine: Served, folder: Path, vocab: int = 100, seed: int = 0, injector: Injector | None = None
+    engine: Served,
+    folder: Path,
+    vocab: int = 100,
+    seed: int = 0,
+    injector: Injector | None = None,
+    sampling: Mapping[str, Any] = GREEDY,
 ) -> None:
     """Run the scenario. Raises WrongTokensError; any other AssertionError means that something did not happen.
 
+    Requests are greedy unless `sampling` has other parameters.
     With an `injector` stage 0 is slow while that matters. The scenario is repeated, with other prompts, if requests
     were through before all could befall them.
     """
     async with engine.operator() as op:
         for again in range(CATCHES):
             prompts = make_prompts(vocab, seed + 2 * again)
-            outputs = await disturb(op, prompts, injector)
+            outputs = await disturb(op, prompts, injector, sampling)
             if outputs:
                 break
             await op.clean(FULL)
         else:
             raise AssertionError(f"{CATCHES} times, requests were through too early")
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        expected = reference.greedy(folder, prompt, STEPS)
+        if sampling:
+            expected = reference.sampled(folder, prompt, STEPS, SamplingParams(**sampling))
+        else:
+            expected = reference.greedy(folder, prompt, STEPS)
         if output != expected:
             raise WrongTokensError(f"request {number} wrote {output}, transformers {expected}")
 
@@ -80,13 +93,17 @@ def make_prompts(vocab: int, seed: int) -> list[list[int]]:
     return [shared + tail for tail in reference.prompts(REQUESTS, vocab, low=BUDGET + 2, high=44, seed=seed + 1)]
 
 
-async def disturb(op: Operator, prompts: list[list[int]], injector: Injector | None) -> list[list[int]]:
+async def disturb(
+    op: Operator, prompts: list[list[int]], injector: Injector | None, sampling: Mapping[str, Any]
+) -> list[list[int]]:
     """Return what the prompts gave, or nothing if some were through too early; asserts what befell them."""
     wide, narrow = [await utilization_for(op, blocks) for blocks in (ROOM, LITTLE)]
     await op.do(SetMemory(utilization=wide))
-    first = await op.tokens(await op.submit(prompts[0], max_tokens=STEPS))  # brings the prefix into the cache
+    first = await op.tokens(
+        await op.submit(prompts[0], max_tokens=STEPS, **sampling)
+    )  # brings the prefix into the cache
     with injector.paced(op.engine.pids["stage0"], STEP_S) if injector else contextlib.nullcontext():
-        names = await op.submit_all(prompts[1:], max_tokens=STEPS)
+        names = await op.submit_all(prompts[1:], max_tokens=STEPS, **sampling)
         for name in names:
             await op.written(name, 4)
         requests = (await op.pause()).requests

@@ -8,7 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from ppengine import SamplingParams
+from ppkernels import sampling
+from ppkernels.sampling_inputs import Adjustment, SamplingInputs
 from transformers import AutoModelForCausalLM
 
 
@@ -57,6 +61,27 @@ def _further(folder: Path, ids: list[int], steps: int, dtype: str) -> list[int]:
             answer = judge(fresh, past_key_values=past, use_cache=True)
             past = answer.past_key_values
             found.append(int(answer.logits[0, -1].argmax()))
+            fresh = torch.tensor([[found[-1]]])
+    return found
+
+
+def sampled(folder: Path, prompt: list[int], steps: int, params: SamplingParams) -> list[int]:
+    """Return `steps` tokens after `prompt` by transformers' logits in float64 and the kernels' sampling of one row."""
+    judge, found, past, fresh = model(folder, "float64"), list[int](), None, torch.tensor([prompt])
+    with torch.inference_mode():
+        for position in range(len(prompt), len(prompt) + steps):
+            answer = judge(fresh, past_key_values=past, use_cache=True)
+            past = answer.past_key_values
+            adjustment = Adjustment(
+                np.array(prompt), np.array(found, np.int64), params.min_p, params.presence_penalty,
+                params.frequency_penalty, params.repetition_penalty, params.logit_bias or {}, params.bad_words_ids,
+                params.allowed_token_ids,
+            )  # fmt: skip
+            inputs = SamplingInputs(
+                [params.temperature], [params.top_p], [params.top_k], [params.seed or 0], [0], [position],
+                adjustments={0: adjustment},
+            )  # fmt: skip
+            found.append(int(sampling.sample(answer.logits[:, -1], inputs).tokens))
             fresh = torch.tensor([[found[-1]]])
     return found
 

@@ -122,7 +122,11 @@ SAMPLINGS = [
     SamplingParams(temperature=1.0, seed=12, top_k=20, top_p=0.9, max_tokens=80, ignore_eos=True),
     SamplingParams(temperature=0.0, max_tokens=80, stop=["e "], min_tokens=20),
     SamplingParams(temperature=1.0, seed=13, max_tokens=70, ignore_eos=True, logprobs=0),
-]
+    SamplingParams(
+        temperature=0.9, seed=14, max_tokens=70, ignore_eos=True, logprobs=1, min_p=0.05, presence_penalty=0.5,
+        frequency_penalty=0.3, repetition_penalty=1.1, logit_bias={5: -3.0}, bad_words=["the", "She"],
+    ),
+]  # fmt: skip
 
 
 async def outcomes_of(op: Operator, kills: int) -> list[Any]:

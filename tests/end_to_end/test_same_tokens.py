@@ -86,6 +86,19 @@ async def test_through_all_that_may_befall_a_request(world: World) -> None:
     await disturbed.check(world.engine, world.folder, world.vocab, injector=world.injector)
 
 
+# One stage and two, ranks, recompute and swap, with and without scheduling ahead.
+@pytest.mark.parametrize("world", [CASES[0], CASES[4], CASES[7], CASES[8]], indirect=True)
+async def test_adjusted_logits_through_the_same(world: World) -> None:
+    """Penalties and bad words depend on tokens that the last stage knows before the core does."""
+    best = reference.greedy(world.folder, disturbed.make_prompts(world.vocab, 300)[1], 4)
+    sampling = {
+        "temperature": 0.9, "seed": 5, "min_p": 0.02, "presence_penalty": 0.5, "frequency_penalty": 0.4,
+        "repetition_penalty": 1.2, "logit_bias": {best[0]: 3.0, 7: -2.0},
+        "bad_words_ids": [best[1:3], [best[3]], [9, 9]],
+    }  # fmt: skip
+    await disturbed.check(world.engine, world.folder, world.vocab, 300, world.injector, sampling)
+
+
 @pytest.mark.parametrize("world", CASES[:1], indirect=True)
 @pytest.mark.parametrize(("seed", "word"), [(100, "stale_block"), (200, "slot_off_by_one")])
 async def test_planted_errors_fail_the_same_check(world: World, seed: int, word: str) -> None:

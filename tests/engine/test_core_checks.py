@@ -259,6 +259,7 @@ def test_the_reference_gets_a_share_of_the_steps_and_greedy_requests_alone(world
     shadow_on(world, 0.25)
     world.submit(max_tokens=40, name="greedy")
     world.submit(max_tokens=40, name="random", temperature=1.0)
+    world.submit(max_tokens=40, name="adjusted", presence_penalty=1.0)
     world.engine.advance()
     steps = 0
     while world.steps:

@@ -212,7 +212,9 @@ def test_a_command_that_ends_at_once_is_one_event(world):
 
 def test_every_command_is_audited_before_and_after(world, tmp_path):
     client = world.client()
-    submit = Submit(prompt="a secret prompt", sampling=SamplingParams(stop=["secret"], max_tokens=3))
+    submit = Submit(
+        prompt="a secret prompt", sampling=SamplingParams(stop=["secret"], bad_words=["secret"], max_tokens=3)
+    )
     client.say(client.command(submit, "c1", reason="try"))
     world.core.next()
     assert [line["outcome"] for line in world.audit()] == ["received"], "before the core has it"

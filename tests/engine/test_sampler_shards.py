@@ -10,9 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ppengine.checkpoint.model_shard import shard_of
-from ppengine.protocol.steps import Register, Sampled
+from ppengine.protocol.steps import Adjustments, Register, Sampled
 from ppengine.stage.candidates import MOST, best_ids, sample_split
 from ppengine.stage.sampler import sample_rows
+from ppengine.stage.token_history import TokenHistory
 from ppkernels.sampling_inputs import SamplingInputs
 from thread_group import ThreadGroup, make_spec, run_ranks
 from torch import Tensor
@@ -23,7 +24,7 @@ POSITIONS = [9, 5, 70, 6]
 
 def row(**fields: Any) -> dict[str, Any]:
     """Return sampling parameters of one request; greedy, if `fields` do not say otherwise."""
-    plain = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "logprobs": -1, "banned": []}
+    plain = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "logprobs": -1, "banned": [], "adjustments": None}
     return {**plain, **fields}
 
 
@@ -38,8 +39,10 @@ def choose(logits: Tensor, rows: list[dict[str, Any]], seed: int, size: int) -> 
     spec = make_spec(num_kv_heads=12, vocab_size=logits.shape[1])
     requests = {
         slot: Register(
-            slot, f"r{slot}", [], 4, one["temperature"], one["top_p"], one["top_k"], seed, slot,
+            slot, f"r{slot}", [place % 5 for place in range(POSITIONS[slot])], 4,
+            one["temperature"], one["top_p"], one["top_k"], seed, slot,
             3 if one["banned"] else 0, one["banned"], one["logprobs"],
+            one["adjustments"],
         )
         for slot, one in enumerate(rows)
     }  # fmt: skip
@@ -48,8 +51,9 @@ def choose(logits: Tensor, rows: list[dict[str, Any]], seed: int, size: int) -> 
     def work(group: ThreadGroup) -> list[Sampled]:
         shard = shard_of(spec, group.rank, size)
         part = logits[:, slice(*shard.vocabulary)].clone()
-        before = part.clone()
-        tokens, sampled = sample_rows(part, requests, slots, POSITIONS, shard, group)
+        before, history = part.clone(), TokenHistory()
+        history.register(list(requests.values()))
+        tokens, sampled = sample_rows(part, requests, history, slots, POSITIONS, shard, group)
         assert torch.equal(part.nan_to_num(), before.nan_to_num()), "logits are not changed"
         assert tokens.tolist() == [each.token for each in sampled]
         return sampled
@@ -98,6 +102,26 @@ def test_ranks_choose_the_tokens_of_one(
     rows: list[dict[str, Any]], vocabulary: int, dtype: torch.dtype, levels: float, size: int, seed: int
 ) -> None:
     check(draw_logits(seed, vocabulary, dtype, levels), rows, seed, size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_adjust_as_one(size: int) -> None:
+    """Greedy rows too, which need only the best tokens of each rank otherwise."""
+    changes = Adjustments(
+        min_p=0.05, presence_penalty=1.0, repetition_penalty=1.3, logit_bias={30: 2.0, 3: 1.0}, bad_words_ids=[[4, 0]]
+    )
+    rows = [row(adjustments=changes), row(temperature=1.0, top_k=5, adjustments=changes), row(), row(temperature=1.0)]
+    for seed in range(10):
+        check(draw_logits(seed, 48, torch.float32), rows, seed, size)
+
+
+def test_a_history_takes_no_position_but_the_next() -> None:
+    history = TokenHistory()
+    history.register([Register(3, "a", [5, 6], 1, 0.0, 1.0, 0, 1, 0, 0, [], -1, Adjustments(min_p=0.5))])
+    history.append(3, 7)
+    assert history.before(3, 3).tolist() == [5, 6, 7]
+    with pytest.raises(ValueError, match="slot 3: position 4 is sampled, 3 tokens are known"):
+        history.before(3, 4)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -92,6 +92,19 @@ def test_special_tokens_stand_in_front_only_where_the_model_wants_them(byte_leve
     assert tokenizer.decode([1, *tokenizer.encode("a stage"), 2]) == "a stage"
 
 
+def test_bad_words_begin_a_text_or_follow_a_space(byte_level: Path, sentence_piece: Path) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+    letters = [token for token in "abcdefghijklmnopqrstuvwxyz" if len(tokenizer.encode_chat(" " + token)) == 1]
+    for letter in letters:
+        bare, spaced = tokenizer.encode_bad_word(f" {letter}")
+        assert (tokenizer.decode(bare), tokenizer.decode(spaced)) == (letter, f" {letter}")
+    assert letters
+    pieces = Tokenizer.load(sentence_piece).encode_bad_word("stage")
+    assert len(pieces) == 1, "this tokenizer puts a space before the first word itself"
+    with pytest.raises(ValueError, match="the bad word ' ' has no tokens"):
+        tokenizer.encode_bad_word(" ")
+
+
 def test_chat_is_that_of_transformers(byte_level: Path) -> None:
     ours, theirs = Tokenizer.load(byte_level), AutoTokenizer.from_pretrained(byte_level)
     expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)

@@ -27,7 +27,10 @@ UNIONS: dict[str, Any] = {
 """Type of the body by the first word of a message's name."""
 CHOSEN: dict[type, dict[str, Any]] = {
     SamplingParams: {"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 7, "max_tokens": 64,
-                     "min_tokens": 2, "stop": ["END"], "stop_token_ids": [3], "logprobs": 5},
+                     "min_tokens": 2, "stop": ["END"], "stop_token_ids": [3], "logprobs": 5, "min_p": 0.25,
+                     "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.25,
+                     "logit_bias": {4: -2.5}, "allowed_token_ids": [4, 5, 6], "bad_words": ["bad"],
+                     "bad_words_ids": [[5, 6]]},
     Many: {"verbs": [{"type": "abort", "request": "r-1"}, {"type": "abort", "request": "r-2"}], "revisions": [1, None]},
 }  # fmt: skip
 """Values of the types whose fields depend on each other."""

@@ -40,6 +40,7 @@ from ppengine.stage.checks import StageChecks
 from ppengine.stage.generations import Generations
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import RunnerParts
+from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.sampling import DeviceSampling
 from ppkernels.kv_layout import cache_shape
 from torch.profiler import ProfilerActivity, profile
@@ -119,7 +120,9 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, s
     state = BatchState(LENGTH, BLOCK)
     buffers: Any = SimpleNamespace(
         compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None, progress=SimpleNamespace(),
-        sampling=DeviceSampling(1 << 16, DEVICE, banned=64), mover=None, copies=HostCopies(compute.order.ledger),
+        sampling=DeviceSampling(1 << 16, DEVICE, banned=64),
+        adjustments=DeviceAdjustments(1 << 16, spec.vocab_size, LENGTH, DEVICE),
+        mover=None, copies=HostCopies(compute.order.ledger),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         ring = Recorder(Path(folder) / "main.ring", "main", 0, 0)

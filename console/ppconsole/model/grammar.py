@@ -51,6 +51,28 @@ def _ids(option: str) -> Callable[[str], list[int]]:
     return ids
 
 
+def _biases(option: str) -> Callable[[str], dict[int, float]]:
+    """Return click's type of `ID:BIAS` with commas between."""
+
+    def biases(text: str) -> dict[int, float]:
+        try:
+            pairs = [part.split(":") for part in text.replace(",", " ").split()]
+            return {int(token): float(bias) for token, bias in pairs}
+        except ValueError:
+            raise click.UsageError(
+                f"{option} is {text!r}; it must be ID:BIAS with commas between: 2:-100,11:4"
+            ) from None
+
+    return biases
+
+
+def written(kind: str, value: Any) -> str:
+    """Return a value with several parts in one word, as the option takes it."""
+    if kind == "biases":
+        return ",".join(f"{token}:{_text(bias)}" for token, bias in value.items())
+    return ",".join(map(str, value))
+
+
 def parameters(row: Row) -> list[click.Parameter]:
     """Return click's parameters of a verb; each passes its value by the argument's name."""
     return [_parameter(argument) for argument in row.arguments]
@@ -89,7 +111,8 @@ def _parameter(argument: Argument) -> click.Parameter:
     return click.Option(
         [argument.option, argument.name],
         type=None if argument.kind == "flag" else _type(argument),
-        is_flag=argument.kind == "flag",
+        # With False, click takes a negative number for an option that it does not know.
+        is_flag=True if argument.kind == "flag" else None,
         multiple=argument.kind == "texts",
         required=argument.required,
         metavar=argument.metavar,
@@ -105,6 +128,8 @@ def _type(argument: Argument) -> Any:
         return _utilization
     if argument.kind == "ids":
         return _ids(argument.option)
+    if argument.kind == "biases":
+        return _biases(argument.option)
     if argument.kind == "duration":
         return _duration
     return {"stage": click.IntRange(0), "integer": click.INT, "number": click.FLOAT}.get(argument.kind, click.STRING)
@@ -177,8 +202,8 @@ def words_of(verb: Verb) -> list[str]:
 def _option(argument: Argument, value: Any) -> list[str]:
     if argument.kind == "flag":
         return [argument.option]
-    if argument.kind == "ids":
-        return [argument.option, ",".join(map(str, value))]
+    if argument.kind in ("ids", "biases"):
+        return [argument.option, written(argument.kind, value)]
     values = value if argument.kind == "texts" else [value]
     return [word for each in values for word in (argument.option, _text(each))]
 

@@ -124,7 +124,8 @@ class PromptOptions:
 
 def _plain(name: str, value: Any) -> Any:
     """Return a value as click takes it for a default."""
-    return ",".join(map(str, value)) if _ARGUMENTS[name].kind == "ids" else value
+    kind = _ARGUMENTS[name].kind
+    return grammar.written(kind, value) if kind in ("ids", "biases") else value
 
 
 def _text(value: Any) -> str:
@@ -133,6 +134,8 @@ def _text(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, dict):
+        return grammar.written("biases", value)
     if isinstance(value, list):
         return " ".join(repr(each) if isinstance(each, str) else f"{each}" for each in value)
     return f"{value:g}" if isinstance(value, float) else f"{value}"

@@ -123,6 +123,7 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
     """Return counts of a request."""
     sampling = detail.sampling
     how = "greedy" if sampling.greedy else f"T {sampling.temperature:g} p {sampling.top_p:g} k {sampling.top_k}"
+    how += ", adjusted" if sampling.adjusts else ""
     limit = "model length" if sampling.max_tokens is None else str(sampling.max_tokens)
     return [
         ("owner", detail.owner), ("revision", str(detail.revision)),

@@ -188,7 +188,8 @@ _REQUEST_FIELDS = Section("STATE AND COUNTS", {
     "steps": "its steps in flight", "owner": "user who submitted it", "revision": "changes by verbs; guards --if-rev",
     "prompt": "prompt tokens", "output": "output tokens, and the most", "computed": "tokens in the KV cache",
     "prefix hit": "prompt tokens from the prefix cache", "preemptions": "times its blocks were taken",
-    "swaps": "times it was swapped out", "sampling": "T temperature, p top-p, k top-k, or greedy",
+    "swaps": "times it was swapped out",
+    "sampling": "T temperature, p top-p, k top-k, or greedy; adjusted: penalties, min-p, bias, bad or allowed tokens",
     "seed": "seed of the sampling", "priority": "the smaller starts first of those that wait",
     "blocks": "KV blocks on the device",
 })  # fmt: skip

@@ -82,6 +82,18 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
+    def encode_bad_word(self, word: str) -> list[list[int]]:
+        """Return the token sequences that write `word` at the start of a text, and behind other text.
+
+        As in vLLM, the form with a space counts only if it replaces the first token. Raises ValueError for a word
+        without tokens.
+        """
+        bare, spaced = (self.encode_chat(space + word.lstrip()) for space in ("", " "))
+        if not bare:
+            raise ValueError(f"the bad word {word!r} has no tokens; every bad word needs at least one")
+        differs = len(spaced) == len(bare) and spaced[0] != bare[0]
+        return [bare, spaced] if differs else [bare]
+
 
 class DetokStream:
     """Text of a growing output, in pieces that join to the text of the whole.

@@ -102,7 +102,12 @@ class Shadow:
         """Send one greedy request of a retired step to the reference, if a step is due."""
         if self.state != "ready":
             return
-        greedy = [request for request in rows if request.sampling.temperature == 0.0 and request.output_ids]
+        # The reference compares tokens of the model's own logits.
+        greedy = [
+            request
+            for request in rows
+            if request.sampling.greedy and not request.sampling.adjusts and request.output_ids
+        ]
         if not greedy:
             return
         self._due += self.share

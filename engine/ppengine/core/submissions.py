@@ -14,6 +14,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.frames import MAX_FRAME_BYTES
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
@@ -41,10 +42,7 @@ class Submissions:
         Raises ValueError for an invalid one, DoesNotFit for a prompt that is too long to tokenize.
         """
         ids = self._ids(verb)
-        sampling = verb.sampling
-        if self._tokenizer is None and sampling.stop:
-            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        self._check_vocabulary("stop token id", sampling.stop_token_ids)
+        sampling = self._sampling(verb.sampling)
         name = self._name(verb.request)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
@@ -59,6 +57,21 @@ class Submissions:
             for index in range(1, sampling.n)
         ]  # fmt: skip
         return [leader, *followers]
+
+    def _sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return checked sampling parameters, with the tokens of bad words among `bad_words_ids`."""
+        if self._tokenizer is None and sampling.stop:
+            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
+        if self._tokenizer is None and sampling.bad_words:
+            raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
+        self._check_vocabulary("stop token id", sampling.stop_token_ids)
+        self._check_vocabulary("logit_bias token id", list(sampling.logit_bias or {}))
+        self._check_vocabulary("allowed token id", sampling.allowed_token_ids or [])
+        self._check_vocabulary("bad word token id", [token for ids in sampling.bad_words_ids for token in ids])
+        if self._tokenizer is None or not sampling.bad_words:
+            return sampling
+        sequences = [ids for word in sampling.bad_words for ids in self._tokenizer.encode_bad_word(word)]
+        return msgspec.structs.replace(sampling, bad_words_ids=sampling.bad_words_ids + sequences)
 
     def _ids(self, verb: Submit) -> list[int]:
         if (verb.prompt is None) == (verb.prompt_token_ids is None):

@@ -222,8 +222,8 @@ def _arguments(command: Command) -> dict[str, Any]:
             value = arguments.pop(field, None)
             if value is not None:
                 arguments[f"{field}_length"] = len(value)
-        # Stop texts are the user's words too.
-        sampling = arguments.get("sampling")
-        if sampling and sampling.get("stop"):
-            sampling["stop"] = [len(text) for text in sampling["stop"]]
+        # Stop texts and bad words are the user's words too.
+        sampling = arguments.get("sampling", {})
+        for field in {"stop", "bad_words", "bad_words_ids"}.intersection(sampling):
+            sampling[field] = [len(text) for text in sampling[field]]
     return arguments

@@ -11,7 +11,7 @@ import msgspec
 from ppengine.protocol.error_text import shown
 
 _ONE = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-_MANY = {int: "whole numbers", float: "numbers", str: "texts"}
+_MANY = {int: "whole numbers", float: "numbers", str: "texts", list[int]: "lists of whole numbers"}
 
 
 def check_kind(name: str, value: object, kind: Any) -> None:
@@ -80,6 +80,8 @@ def words_for(kind: Any) -> str:
         words = " or ".join(words_for(each) for each in inner if each is not type(None))
     elif origin is list:
         words = f"a list of {_MANY[inner[0]]}"
+    elif origin is dict:
+        words = f"a map from {_MANY[inner[0]]} to {_MANY[inner[1]]}"
     else:
         words = _ONE[kind]
     return f"{words}, {limits}" if limits else words

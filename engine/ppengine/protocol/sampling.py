@@ -11,6 +11,13 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 256
 """Every new piece of text is compared with all stop texts."""
 MAX_STOP_TOKENS = 64
 """A stage on a GPU keeps them in a table with a row for each request."""
+MAX_BIASES = 300
+"""Entries of `logit_bias`, as OpenAI takes them."""
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
+"""Limits of `repetition_penalty`: the logits of a model stay finite in float32."""
+MAX_ALLOWED_TOKENS = 4096
+MAX_BAD_WORDS, MAX_BAD_TOKENS = 256, 1024
+"""Sequences of `bad_words_ids`, and tokens in all of them. Every step compares them with the output."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -26,6 +33,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     top_k: int = 0
     """0 or -1 considers every token."""
+    min_p: float = 0.0
+    """Least probability of a token, as a share of the best one's, after the temperature. 0 considers every token."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the output has. Below 0: such tokens become more likely."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of each token once for each time that the output has it."""
+    repetition_penalty: float = 1.0
+    """Divides logits above 0, and multiplies others, of tokens that the prompt or the output has. 1 changes nothing."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these token ids, -100 to 100."""
+    allowed_token_ids: list[int] | None = None
+    """Tokens that may be chosen; None: all."""
+    bad_words: list[str] = []
+    """Texts that must not be written. The engine looks for their tokens, with and without a space before them."""
+    bad_words_ids: list[list[int]] = []
+    """Token sequences that the output must not have: the last token is banned where it would complete one."""
     seed: int | None = None
     """Same seed, same tokens, after any preemption. None draws one seed at submission."""
     max_tokens: int | None = 16
@@ -76,11 +99,63 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"logprobs is {self.logprobs}; it must be 0 to {MAX_LOGPROBS}")
         if self.stop and not self.detokenize:
             raise ValueError("stop texts need detokenize=True")
+        _check_factors(self)
+        _check_tokens(self)
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken."""
         return self.temperature == 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether the logits of a token depend on more than the model."""
+        factors = (self.min_p, self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        tokens = self.logit_bias or self.bad_words or self.bad_words_ids or self.allowed_token_ids is not None
+        return factors != (0.0, 0.0, 0.0, 1.0) or bool(tokens)
+
+
+def _check_factors(params: SamplingParams) -> None:
+    if not 0.0 <= params.min_p <= 1.0:
+        raise ValueError(f"min_p is {params.min_p}; it must be 0 to 1")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not -2.0 <= (value := getattr(params, name)) <= 2.0:
+            raise ValueError(f"{name} is {value}; it must be -2 to 2")
+    if not LEAST_REPETITION <= params.repetition_penalty <= MOST_REPETITION:
+        raise ValueError(
+            f"repetition_penalty is {params.repetition_penalty}; it must be {LEAST_REPETITION:g} to {MOST_REPETITION:g}"
+        )
+
+
+def _check_tokens(params: SamplingParams) -> None:
+    bias, allowed, sequences = params.logit_bias or {}, params.allowed_token_ids, params.bad_words_ids
+    if len(bias) > MAX_BIASES:
+        raise ValueError(f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are taken")
+    for token, value in bias.items():
+        if token < 0 or not -100.0 <= value <= 100.0:
+            raise ValueError(f"logit_bias of token {token} is {value}; ids are 0 or more, biases -100 to 100")
+    if allowed is not None and not 1 <= len(allowed) <= MAX_ALLOWED_TOKENS:
+        raise ValueError(f"allowed_token_ids has {len(allowed)} ids; it must be 1 to {MAX_ALLOWED_TOKENS}, or None")
+    if any(token < 0 for token in (allowed or [])):
+        raise ValueError(f"allowed_token_ids has {min(allowed or [])}; ids are 0 or more")
+    if not all(text.strip() for text in params.bad_words):
+        raise ValueError("bad_words holds an empty text; every bad word needs a character that is no space")
+    if len(params.bad_words) > MAX_BAD_WORDS or any(len(text) > MAX_STOP_CHARS for text in params.bad_words):
+        longest = max(map(len, params.bad_words))
+        raise ValueError(
+            f"bad_words holds {len(params.bad_words)} texts of up to {longest} characters; "
+            f"at most {MAX_BAD_WORDS} of {MAX_STOP_CHARS} are taken"
+        )
+    if not all(sequences) or any(token < 0 for sequence in sequences for token in sequence):
+        raise ValueError("bad_words_ids holds an empty sequence or an id below 0; each needs ids of 0 or more")
+    if len(sequences) > MAX_BAD_WORDS or sum(map(len, sequences)) > MAX_BAD_TOKENS:
+        raise ValueError(
+            f"bad_words_ids holds {len(sequences)} sequences with {sum(map(len, sequences))} tokens; "
+            f"at most {MAX_BAD_WORDS} with {MAX_BAD_TOKENS} are taken"
+        )
+    banned = {sequence[0] for sequence in sequences if len(sequence) == 1}
+    if allowed is not None and banned.issuperset(allowed):
+        raise ValueError("each of allowed_token_ids is a bad word; at least one must be free")
 
 
 _FIELDS = msgspec.structs.fields(SamplingParams)

@@ -54,6 +54,18 @@ class Move(msgspec.Struct, array_like=True, frozen=True):
     dst: int
 
 
+class Adjustments(msgspec.Struct, array_like=True, frozen=True):
+    """Changes of a request's logits before a token is chosen; fields as in `SamplingParams`."""
+
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    bad_words_ids: list[list[int]] = []
+    allowed_token_ids: list[int] | None = None
+
+
 class Register(msgspec.Struct, array_like=True):
     """State of a request that every stage keeps under `slot` until it is released.
 
@@ -75,6 +87,8 @@ class Register(msgspec.Struct, array_like=True):
     """Tokens (end of sequence among them) that must not be chosen before `min_tokens` outputs."""
     logprobs: int
     """-1: none."""
+    adjustments: Adjustments | None = None
+    """None: logits are taken as they are."""
 
 
 class Row(msgspec.Struct, array_like=True):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal[
-    "text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "flag", "duration"
-]
+    "text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "biases", "flag",
+    "duration",
+]  # fmt: skip
 Role = Literal["viewer", "operator", "admin"]
 """Rights of a key, each with those of the ones before it."""
 Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
@@ -114,6 +115,28 @@ _SUBMIT = Row(
         Argument("sampling.temperature", "number", "--temperature", "0: always the most likely token.", default=1.0),
         Argument("sampling.top_p", "number", "--top-p", default=1.0),
         Argument("sampling.top_k", "integer", "--top-k", "0: all tokens."),
+        Argument("sampling.min_p", "number", "--min-p", "Least probability, as a share of the best.", default=0.0),
+        Argument(
+            "sampling.presence_penalty", "number", "--presence-penalty", "Off the logits of tokens written.",
+            default=0.0,
+        ),
+        Argument(
+            "sampling.frequency_penalty", "number", "--frequency-penalty", "The same for each time it was written.",
+            default=0.0,
+        ),
+        Argument(
+            "sampling.repetition_penalty", "number", "--repetition-penalty",
+            "Divides logits of tokens of prompt and output.", default=1.0,
+        ),
+        Argument(
+            "sampling.logit_bias", "biases", "--logit-bias", "Added to logits; ID:BIAS with commas between.",
+            metavar="BIASES",
+        ),
+        Argument(
+            "sampling.allowed_token_ids", "ids", "--allowed-token-ids",
+            "Choose among these tokens alone, with commas between.", metavar="IDS",
+        ),
+        Argument("sampling.bad_words", "texts", "--bad-words", "Never write this; may be repeated.", metavar="TEXT"),
         Argument("sampling.seed", "integer", "--seed", "Same seed, same text."),
         Argument("sampling.n", "integer", "-n", "Continuations of the prompt.", default=1),
         Argument("sampling.stop", "texts", "--stop", "End before this text; may be repeated.", metavar="TEXT"),

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.request import Request
-from ppengine.protocol.steps import Move, MoveKind, Register, Row, Sampled, Step
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.steps import Adjustments, Move, MoveKind, Register, Row, Sampled, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +95,7 @@ class StepLog:
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=sorted(request.stops),
                 logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+                adjustments=_adjustments(sampling) if sampling.adjusts else None,
             )
         )
 
@@ -173,3 +175,15 @@ class StepLog:
     def pins(self) -> Counter[int]:
         """Return the number of references that copies in unretired steps keep on each block."""
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
+
+
+def _adjustments(sampling: SamplingParams) -> Adjustments:
+    return Adjustments(
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias or {},
+        bad_words_ids=sampling.bad_words_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+    )

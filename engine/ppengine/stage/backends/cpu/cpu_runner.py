@@ -11,12 +11,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Step
 from ppengine.stage.batch_state import Plan
 from ppengine.stage.checksum import checksum
 from ppengine.stage.pending_step import Pending
-from ppengine.stage.runner import MOVE_RECORDS, Runner
+from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
 from ppengine.stage.sampler import sample_rows
+from ppengine.stage.token_history import TokenHistory
 
 # Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
 _RECEIVE, _EMBED, _FORWARD = Kind.RECEIVE.value, Kind.EMBED.value, Kind.FORWARD.value
@@ -25,6 +26,15 @@ _HEAD, _SAMPLE = Kind.HEAD.value, Kind.SAMPLE.value
 
 class CpuRunner(Runner):
     """A runner whose steps are done at once."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        super().__init__(parts)
+        self._history = TokenHistory()
+
+    @override
+    def _registered(self, registers: list[Register]) -> None:
+        if self._model.last:
+            self._history.register(registers)
 
     @override
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -84,8 +94,10 @@ class CpuRunner(Runner):
             self._finite.look_at_logits(number, plan, logits)
         self._ring.part(_SAMPLE, number, -1, rows)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
-        requests, model = self._state.requests, self._model
-        tokens, sampled = sample_rows(logits, requests, slots.tolist(), positions.tolist(), model.shard, model.group)
+        requests, history, model = self._state.requests, self._history, self._model
+        tokens, sampled = sample_rows(
+            logits, requests, history, slots.tolist(), positions.tolist(), model.shard, model.group
+        )
         if self._token_sender is not None:
             self._token_sender.sampled(number, tokens)
         elif self._tokens is not None:

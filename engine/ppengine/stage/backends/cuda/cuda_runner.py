@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 import torch
-from ppkernels.gpu.sampling import Parameters, choose, logprobs
+from ppkernels.gpu.sampling import Parameters, choose, choose_adjusted, logprobs
+from ppkernels.sampling_inputs import Adjustment
 from torch import Tensor
 from typing_extensions import override
 
@@ -31,6 +32,7 @@ from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
+from ppengine.stage.token_history import adjustment_of
 from ppengine.stage.wire import SupersededError
 
 _DRAIN_S = 5.0
@@ -76,12 +78,14 @@ class CudaRunner(Runner):
 
     @override
     def _registered(self, registers: list[Register]) -> None:
-        sampling, compute = self.buffers.sampling, self.buffers.compute
-        if sampling is not None and registers:
+        sampling, adjustments, compute = self.buffers.sampling, self.buffers.adjustments, self.buffers.compute
+        if sampling is not None and adjustments is not None and registers:
             if (most := max(register.slot for register in registers)) >= SLOTS:
                 raise ValueError(f"slot {most}: a stage on a GPU knows {SLOTS} requests at most")
             with compute.doing("sampling parameters"), compute.use():
-                sampling.set([one.slot for one in registers], [_parameters(one) for one in registers])
+                slots = [one.slot for one in registers]
+                sampling.set(slots, [_parameters(one) for one in registers])
+                adjustments.set(slots, [_adjustment(one) for one in registers])
 
     @override
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -211,15 +215,20 @@ class CudaRunner(Runner):
     ) -> None:
         buffers, requests = self.buffers, [self._state.requests[slot] for slot in plan.sampled_slots.tolist()]
         compute, sender = buffers.compute, self._token_sender
-        assert buffers.sampling is not None
+        assert buffers.sampling is not None and buffers.adjustments is not None
         greedy = not any(request.temperature > 0 for request in requests)
+        adjusts = any(request.adjustments is not None for request in requests)
         most = max(request.logprobs for request in requests)
         with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), compute.use():
             newest = None if sender is None else sender.newest
             if newest is None:
                 newest = buffers.latest
             with compute.doing("sampling"):
-                tokens = choose(logits, buffers.sampling, slots, positions, greedy=greedy, newest=newest)
+                if adjusts:
+                    tables = buffers.sampling, buffers.adjustments
+                    tokens = choose_adjusted(logits, *tables, slots, positions, greedy=greedy, newest=newest)
+                else:
+                    tokens = choose(logits, buffers.sampling, slots, positions, greedy=greedy, newest=newest)
             if sender is not None:
                 sender.sampled(number, tokens)
             parts = [tokens]
@@ -266,3 +275,9 @@ def _parameters(register: Register) -> Parameters:
         banned=register.stop_token_ids,
         banned_until=register.prompt_len + register.min_tokens if register.min_tokens else 0,
     )
+
+
+def _adjustment(register: Register) -> Adjustment | None:
+    if register.adjustments is None:
+        return None
+    return adjustment_of(register, np.array(register.tokens, np.int64))

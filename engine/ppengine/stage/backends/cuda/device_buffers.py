@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from ppkernels.gpu.sampling import DeviceSampling, choose, logprobs
+from ppkernels.gpu.adjustments import DeviceAdjustments
+from ppkernels.gpu.sampling import DeviceSampling, choose, choose_adjusted, logprobs
 from torch import Tensor
 
 from ppengine.common.config import EngineConfig
@@ -95,6 +96,10 @@ class DeviceBuffers:
             self.progress.follow(stream)
         # Beside a request's own stop tokens, the model's ends of sequence.
         self.sampling = DeviceSampling(SLOTS, device, banned=2 * MAX_STOP_TOKENS) if model.last else None
+        self.adjustments: DeviceAdjustments | None = None
+        if model.last:
+            vocabulary, longest = model.spec.vocab_size, config.max_model_len + 1
+            self.adjustments = DeviceAdjustments(SLOTS, vocabulary, longest, device)
         self.latest: Tensor | None = None
         self.token_memory: SharedMemory | None = None
         self.landing: Landing | None = None
@@ -138,7 +143,7 @@ class DeviceBuffers:
         """Compile the kernels beside the layers, before the first request would wait for them."""
         if self._in_pipeline:
             self.sums.warm_up(torch.zeros(1, self._width, dtype=self._dtype, device=self.device))
-        if self.sampling is None:
+        if self.sampling is None or self.adjustments is None:
             return
         with self.compute.use():
             logits = torch.zeros(1, self._vocabulary, dtype=self._dtype, device=self.device)
@@ -146,4 +151,5 @@ class DeviceBuffers:
             tables = [self.latest, slots.clone()] if self._latest_elsewhere else [self.latest]
             for greedy, newest in itertools.product((True, False), tables):
                 tokens = choose(logits, self.sampling, slots, slots, greedy=greedy, newest=newest)
+                choose_adjusted(logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=newest)
             logprobs(logits, self.sampling, slots, tokens, 1)
