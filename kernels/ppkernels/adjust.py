@@ -1,6 +1,6 @@
 """Change logits by what a request asks for and has written, before its token is chosen.
 
-Names, meaning and order are those of vLLM 0.11 (V1 engine): allowed tokens, bad words, bias,
+Names, meaning and order are those of vLLM 0.22.1 (V1 sampler): allowed tokens, bad words, bias,
 penalties, and after the temperature min-p. Bad words, presence and frequency look at the output
 alone, the repetition penalty at the prompt, too. Tokens that are banned stay banned.
 """

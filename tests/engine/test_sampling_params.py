@@ -54,7 +54,11 @@ class Words:
         ({"bad_words_ids": [[3, -1]]}, "bad_words_ids holds an empty sequence or an id below 0"),
         ({"bad_words_ids": [[3] * 1025]}, "bad_words_ids holds 1 sequences with 1025 tokens; at most 256 with 1024"),
         ({"bad_words_ids": [["a"]]}, "bad_words_ids is .*; it must be a list of lists of whole numbers"),
-        ({"allowed_token_ids": [3, 4], "bad_words_ids": [[3], [4]]}, "each of allowed_token_ids is a bad word"),
+        ({"allowed_token_ids": [3, 4], "bad_words_ids": [[3], [4]]}, "allowed_token_ids has only bad words"),
+        (
+            {"allowed_token_ids": [3, 4], "bad_words_ids": [[3]], "stop_token_ids": [4], "min_tokens": 1},
+            "allowed_token_ids has only bad words, or stop tokens before min_tokens; one must be free",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_out_of_range_is_refused_in_one_line(fields: dict[str, Any], says: str) -> None:
@@ -95,6 +99,13 @@ def test_stages_get_the_adjustments_of_a_request_that_has_some() -> None:
     assert found == {"a": Adjustments(**EVERYTHING), "b": None}
     (step,) = [step for step in world.steps if step.register]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=type(step)) == step
+
+
+def test_more_bad_words_than_a_stage_has_room_for_are_refused() -> None:
+    sampling = SamplingParams(bad_words=["AB"] * 200, detokenize=False)
+    (answer,) = CoreWorld(tokenizer=Words()).say(Submit(prompt="A", sampling=sampling))
+    assert isinstance(answer, Refused) and answer.code == "INVALID"
+    assert "bad_words_ids holds 400 sequences with 800 tokens; at most 256 with 1024 are taken" in answer.text
 
 
 def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:

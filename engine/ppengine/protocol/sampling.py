@@ -154,8 +154,9 @@ def _check_tokens(params: SamplingParams) -> None:
             f"at most {MAX_BAD_WORDS} with {MAX_BAD_TOKENS} are taken"
         )
     banned = {sequence[0] for sequence in sequences if len(sequence) == 1}
+    banned.update(params.stop_token_ids if params.min_tokens else [])
     if allowed is not None and banned.issuperset(allowed):
-        raise ValueError("each of allowed_token_ids is a bad word; at least one must be free")
+        raise ValueError("allowed_token_ids has only bad words, or stop tokens before min_tokens; one must be free")
 
 
 _FIELDS = msgspec.structs.fields(SamplingParams)
