@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,10 +124,17 @@ def test_one_request_alone(folders: dict[str, Path], family: str, dtype: str) ->
     reference.assert_as_near(folder, dtype, prompts, outputs)
 
 
-def test_seeded_samples_are_those_of_a_cpu(folders: dict[str, Path]) -> None:
+ADJUSTED: dict[str, Any] = {
+    "min_p": 0.02, "presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.2,
+    "logit_bias": {7: 2.0}, "bad_words_ids": [[7, 8], [9]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, ADJUSTED], ids=["plain", "adjusted"])
+def test_seeded_samples_are_those_of_a_cpu(folders: dict[str, Path], changes: dict[str, Any]) -> None:
     """The counter-based generator gives the same tokens where rounding does not decide."""
     prompts = reference.prompts(8, 100, seed=6)
-    params = SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=STEPS, ignore_eos=True)
+    params = SamplingParams(temperature=0.7, top_p=0.9, seed=11, max_tokens=STEPS, ignore_eos=True, **changes)
     outputs = []
     for device in ("cpu", "cuda"):
         made = profile(folders["llama"], "float32", 1, False)

@@ -76,14 +76,20 @@ def adjust_rows(
 
 
 @triton.jit
-def append_tokens(tokens, records, slots, positions):
-    """Write each row's new token into its record, if its slot has one."""
+def append_tokens(tokens, records, slots, positions, longest):
+    """Write each row's new token into its record of `longest` tokens, if its slot has one."""
     row = tl.program_id(0)
     address = tl.load(records + tl.load(slots + row))
-    if address != 0:
+    position = tl.load(positions + row).to(tl.int64)
+    if (address != 0) & (position < longest):
         record = address.to(tl.pointer_type(tl.int32))
-        place = tl.load(record + AT_TOKENS) + tl.load(positions + row).to(tl.int64)
-        tl.store(record + place, tl.load(tokens + row).to(tl.int32))
+        tl.store(record + tl.load(record + AT_TOKENS) + position, tl.load(tokens + row).to(tl.int32))
+
+
+@triton.jit
+def _known(token, vocabulary):
+    """Return whether tokens are in the vocabulary; nothing else may be an index."""
+    return (token >= 0) & (token < vocabulary)
 
 
 @triton.jit
@@ -108,8 +114,8 @@ def _allow(record, values, changed, vocabulary, BLOCK: tl.constexpr):
         tl.debug_barrier()
         for first in range(0, number, BLOCK):
             token = tl.load(allowed + first + lanes, mask=first + lanes < number, other=vocabulary)
-            x = tile_of(values, token, vocabulary)
-            tl.store(changed + token, x, mask=token < vocabulary)
+            x = tl.load(values + token, mask=_known(token, vocabulary), other=0.0).to(tl.float32)
+            tl.store(changed + token, x, mask=_known(token, vocabulary))
 
 
 @triton.jit
@@ -120,7 +126,8 @@ def _add_bias(record, changed, vocabulary, BLOCK: tl.constexpr):
         inside = first + lanes < number
         token = tl.load(record + _HEAD + first + lanes, mask=inside, other=vocabulary)
         bias = float_of(tl.load(record + _HEAD + number + first + lanes, mask=inside, other=0))
-        tl.store(changed + token, tile_of(changed, token, vocabulary) + bias, mask=token < vocabulary)
+        x = tl.load(changed + token, mask=_known(token, vocabulary), other=0.0)
+        tl.store(changed + token, x + bias, mask=_known(token, vocabulary))
 
 
 @triton.jit
@@ -136,11 +143,11 @@ def _penalize(record, changed, counts, position, vocabulary, BLOCK: tl.constexpr
         tl.debug_barrier()
         for first in range(0, prompt, BLOCK):
             token = tl.load(tokens + first + lanes, mask=first + lanes < prompt, other=vocabulary)
-            tl.store(counts + token, _IN_PROMPT, mask=token < vocabulary)
+            tl.store(counts + token, _IN_PROMPT, mask=_known(token, vocabulary))
         tl.debug_barrier()
         for first in range(prompt, position, BLOCK):
             token = tl.load(tokens + first + lanes, mask=first + lanes < position, other=vocabulary)
-            tl.atomic_add(counts + token, 1, mask=token < vocabulary, sem="relaxed")
+            tl.atomic_add(counts + token, 1, mask=_known(token, vocabulary), sem="relaxed")
         tl.debug_barrier()
         for first in range(0, vocabulary, BLOCK):
             inside = first + lanes < vocabulary
@@ -169,7 +176,7 @@ def _ban_words(record, changed, position, vocabulary, WIDTH: tl.constexpr):
             token = tl.load(last - back, mask=met & (length > back), other=0)
             met = met & ((length <= back) | (token == newest))
         token = tl.load(last, mask=met, other=vocabulary)
-        tl.store(changed + token, float("-inf"), mask=token < vocabulary)
+        tl.store(changed + token, float("-inf"), mask=_known(token, vocabulary))
 
 
 @triton.jit

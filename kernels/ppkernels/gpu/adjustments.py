@@ -79,7 +79,7 @@ class DeviceAdjustments:
 
     def append(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Note new tokens [R] at their positions."""
-        append_tokens[(len(tokens),)](tokens, self._addresses, slots, positions, num_warps=1)
+        append_tokens[(len(tokens),)](tokens, self._addresses, slots, positions, self._longest, num_warps=1)
 
     def _record(self, adjustment: Adjustment) -> Tensor:
         head = packed(adjustment)
@@ -89,7 +89,8 @@ class DeviceAdjustments:
                 f"{len(tokens)} tokens and {len(adjustment.bad_words)} bad words; "
                 f"there is room for {self._longest} and {MOST_WORDS}"
             )
-        record = torch.empty(len(head) + self._longest, dtype=torch.int32, device=self._device)
+        # Positions that are not known yet have no token.
+        record = torch.full((len(head) + self._longest,), -1, dtype=torch.int32, device=self._device)
         known = torch.tensor(head + tokens, dtype=torch.int32)
         record[: len(known)].copy_(self._upload(known))
         return record
