@@ -14,6 +14,7 @@ from values import TEXTS, value_of
 
 INPUTS_MOST = 500
 """Inputs that one core takes: then the next begins, so that all starts are seen."""
+ADJUSTED = {"min_p": 0.1, "presence_penalty": -1.0, "logit_bias": {5: 2.0}, "bad_words_ids": [[1, 2]]}
 
 
 def make(chance: Random) -> bytes:
@@ -31,7 +32,9 @@ def _verb(chance: Random) -> Any:
     if draw < 0.5:
         prompt = [chance.randrange(VOCAB) for _ in range(chance.randint(1, 40))]
         sampling = {"max_tokens": chance.randint(1, 20), "n": chance.choice([1, 1, 1, 3])}
-        sampling |= chance.choice([{}, {"temperature": 0.0}, {"logprobs": 2}, {"ignore_eos": True}, {"seed": 7}])
+        sampling |= chance.choice(
+            [{}, {"temperature": 0.0}, {"logprobs": 2}, {"ignore_eos": True}, {"seed": 7}, ADJUSTED]
+        )
         name = {"request": chance.choice(TEXTS)} if chance.random() < 0.7 else {}
         return {"type": "submit", "prompt_token_ids": prompt, "sampling": sampling, **name}
     verb = value_of(chance.choice([RequestVerb, RequestVerb, RequestVerb, Many, Verb]), chance)
