@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ppengine.protocol.sampling import MAX_BAD_WORDS
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Adjustments
 from ppengine.stage.backends.cuda import cuda_runner, device_buffers
 from ppkernels.gpu import sampling
+from ppkernels.gpu.adjust import MOST_WORDS
 from ppkernels.sampling import sample_reference
 from ppkernels.sampling_inputs import Adjustment, SamplingInputs
 from standin_card import WIDTH, Device, StandInStage, alone, decode, prompt, request
@@ -67,6 +69,10 @@ def test_a_request_that_is_computed_again_goes_on_to_the_same_tokens(stage: Stan
     assert run(stage, [], 4) == tokens[:4]
     stage.step(release=[0]).finish()
     assert run(stage, tokens[:3], STEPS - 3) == tokens[3:]
+
+
+def test_a_record_has_room_for_what_the_core_takes() -> None:
+    assert MOST_WORDS >= MAX_BAD_WORDS
 
 
 def test_a_slot_that_goes_to_another_request_is_not_adjusted(stage: StandInStage) -> None:

@@ -100,6 +100,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.stop and not self.detokenize:
             raise ValueError("stop texts need detokenize=True")
         _check_factors(self)
+        _check_bad_words(self)
         _check_tokens(self)
 
     @property
@@ -128,7 +129,7 @@ def _check_factors(params: SamplingParams) -> None:
 
 
 def _check_tokens(params: SamplingParams) -> None:
-    bias, allowed, sequences = params.logit_bias or {}, params.allowed_token_ids, params.bad_words_ids
+    bias, allowed = params.logit_bias or {}, params.allowed_token_ids
     if len(bias) > MAX_BIASES:
         raise ValueError(f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are taken")
     for token, value in bias.items():
@@ -138,6 +139,14 @@ def _check_tokens(params: SamplingParams) -> None:
         raise ValueError(f"allowed_token_ids has {len(allowed)} ids; it must be 1 to {MAX_ALLOWED_TOKENS}, or None")
     if any(token < 0 for token in (allowed or [])):
         raise ValueError(f"allowed_token_ids has {min(allowed or [])}; ids are 0 or more")
+    banned = {sequence[0] for sequence in params.bad_words_ids if len(sequence) == 1}
+    banned.update(params.stop_token_ids if params.min_tokens else [])
+    if allowed is not None and banned.issuperset(allowed):
+        raise ValueError("allowed_token_ids has only bad words, or stop tokens before min_tokens; one must be free")
+
+
+def _check_bad_words(params: SamplingParams) -> None:
+    sequences = params.bad_words_ids
     if not all(text.strip() for text in params.bad_words):
         raise ValueError("bad_words holds an empty text; every bad word needs a character that is no space")
     if len(params.bad_words) > MAX_BAD_WORDS or any(len(text) > MAX_STOP_CHARS for text in params.bad_words):
@@ -153,10 +162,6 @@ def _check_tokens(params: SamplingParams) -> None:
             f"bad_words_ids holds {len(sequences)} sequences with {sum(map(len, sequences))} tokens; "
             f"at most {MAX_BAD_WORDS} with {MAX_BAD_TOKENS} are taken"
         )
-    banned = {sequence[0] for sequence in sequences if len(sequence) == 1}
-    banned.update(params.stop_token_ids if params.min_tokens else [])
-    if allowed is not None and banned.issuperset(allowed):
-        raise ValueError("allowed_token_ids has only bad words, or stop tokens before min_tokens; one must be free")
 
 
 _FIELDS = msgspec.structs.fields(SamplingParams)
