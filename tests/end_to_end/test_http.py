@@ -176,6 +176,33 @@ def test_a_stop_text_ends_a_choice_and_its_request(engine: Served, client: opena
     wait_until(lambda: live(engine) == 0, "the core computes nothing beyond a stop text", 10.0)
 
 
+def test_penalties_bias_and_bad_words_change_the_text(client: openai.OpenAI, written: str) -> None:
+    word = written.split()[1]
+    without = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=STEPS, temperature=0,
+        extra_body={"ignore_eos": True, "bad_words": [word]},
+    )  # fmt: skip
+    assert word in written and word not in without.choices[0].text.split()
+    ids = {"temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+    (forced,) = {
+        one.token
+        for one in (
+            client.chat.completions.create(
+                model="tiny", messages=CHAT, logprobs=True, logit_bias={"400": 100}, **ids
+            ).choices[0].logprobs.content
+        )
+    }  # fmt: skip
+    assert forced, "one token alone, eight times"
+    plain, less = (
+        client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=STEPS, temperature=0, frequency_penalty=penalty,
+            extra_body={"ignore_eos": True, "repetition_penalty": 1.0 + penalty / 4},
+        ).choices[0].text
+        for penalty in (0.0, 2.0)
+    )  # fmt: skip
+    assert plain == written and len(set(less.split())) > len(set(plain.split()))
+
+
 def test_log_probabilities_are_those_of_the_tokens(client: openai.OpenAI, written: str) -> None:
     chat = client.chat.completions.create(
         model="tiny", messages=CHAT, max_tokens=5, logprobs=True, top_logprobs=3, **GREEDY
@@ -263,6 +290,8 @@ BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"prompt": "x", "temperature": "hot"}, 400, "temperature", "float"),
     ({"prompt": "x", "n": 0}, 400, "n", "1 to 64"),
     ({"prompt": "x", "best_of": 5}, 400, "best_of", "it must be n (1)"),
+    ({"prompt": "x", "logit_bias": {"7": 1000}}, 400, "logit_bias", "-100 to 100"),
+    ({"prompt": "x", "allowed_token_ids": [10**9]}, 400, "prompt", "not in the vocabulary"),
     ({"prompt": "x", "suffix": "end"}, 400, "suffix", "does not have it"),
     ({"prompt": "x", "model": "gpt-4"}, 404, "model", "it is tiny"),
     ({"prompt": [], "max_tokens": 1}, 400, "prompt", "empty list"),

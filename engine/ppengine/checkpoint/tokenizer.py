@@ -85,14 +85,13 @@ class Tokenizer:
     def encode_bad_word(self, word: str) -> list[list[int]]:
         """Return the token sequences that write `word` at the start of a text, and behind other text.
 
-        As in vLLM, the form with a space counts only if it replaces the first token. Raises ValueError for a word
-        without tokens.
+        vLLM takes the form with a space only if it has as many tokens as the other: it would not ban a word that is
+        one token behind a space and two without. Raises ValueError for a word without tokens.
         """
         bare, spaced = (self.encode_chat(space + word.lstrip()) for space in ("", " "))
         if not bare:
             raise ValueError(f"the bad word {word!r} has no tokens; every bad word needs at least one")
-        differs = len(spaced) == len(bare) and spaced[0] != bare[0]
-        return [bare, spaced] if differs else [bare]
+        return [bare] if spaced == bare else [bare, spaced]
 
 
 class DetokStream:

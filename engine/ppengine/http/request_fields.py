@@ -19,24 +19,17 @@ _IGNORED = frozenset({
 """Fields of OpenAI that say nothing about the tokens."""
 _NO_OP: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (True, False),
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "detokenize": (True,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
     "modalities": (["text"],),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -72,6 +65,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
@@ -111,7 +111,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
-_SAMPLING = ("n", "temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "ignore_eos")
+_SAMPLING = (
+    "n", "temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "min_p",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+)  # fmt: skip
 
 
 class CompletionRequest(CommonFields, kw_only=True):
@@ -224,7 +227,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     for name in [name for name in data if name not in fields]:
         _check_unknown(name, data.pop(name), fields)
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
         _, _, place = str(error).partition("`$.")
         raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None

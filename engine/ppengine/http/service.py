@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.http.chat_renderer import ChatRenderer
@@ -19,6 +21,7 @@ from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.request_fields import ChatRequest, CommonFields, CompletionRequest, Message, TokenizeRequest
 from ppengine.protocol.chat_messages import Chat
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
 INLINE_CHARACTERS = 2000
@@ -120,7 +123,7 @@ class Service:
     async def _begin(
         self, prefix: str, prompts: list[list[int]], request: CommonFields, caller: Caller
     ) -> tuple[str, list[Generation]]:
-        sampling, name = request.sampling(), _new_id(prefix, caller.request_id)
+        sampling, name = self._sampling(request), _new_id(prefix, caller.request_id)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         submissions = [
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
@@ -138,6 +141,15 @@ class Service:
             )
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip
+
+    def _sampling(self, request: CommonFields) -> SamplingParams:
+        """Return how the core samples, with the tokens of bad words. Raises ApiError."""
+        sampling = request.sampling()
+        sequences = [ids for word in sampling.bad_words for ids in self.tokenizer.encode_bad_word(word)]
+        try:
+            return msgspec.structs.replace(sampling, bad_words=[], bad_words_ids=sequences)
+        except ValueError as error:
+            raise invalid(str(error), "bad_words") from None
 
     def now(self) -> int:
         """Return the time of an answer, in Unix seconds."""
