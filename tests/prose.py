@@ -31,6 +31,8 @@ SHOWN_BY = {"click.command", "click.group", "strike", "arm", "outside", "inciden
 """Decorators that print the docstring of their function as help."""
 LEAST_WORDS = 3
 """A string constant of fewer words is taken for a name and not for a text."""
+_KEPT = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Constant, ast.JoinedStr)
+_LEAVES = (ast.Name, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
 
 
 class Text(NamedTuple):
@@ -115,19 +117,35 @@ def python_texts(source: str, path: str) -> Iterator[Text]:
 
     The docstring of a click command or of a fault is shown to users, so it counts as a string.
     """
-    tree = ast.parse(source)
+    nodes = _documented_and_strings(ast.parse(source))
     docs: dict[int, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         for doc, kind in _docstrings(node):
             docs[id(doc)] = kind
             yield Text(path, doc.lineno, kind, ast.literal_eval(doc))
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if id(node) in docs or id(node) in inner or not isinstance(node, ast.Constant | ast.JoinedStr):
             continue
         text = _string(node)
         if len(re.findall(r"[A-Za-z]+", text)) >= LEAST_WORDS:
             yield Text(path, node.lineno, "string", text)
+
+
+def _documented_and_strings(tree: ast.AST) -> list[ast.AST]:
+    """Return the nodes that may hold a text. `ast.walk` takes most of its time for the parts of names."""
+    kept, left = [], [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, _KEPT):
+            kept.append(node)
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, list):
+                left += [part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES)]
+            elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
+                left.append(value)
+    return kept
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:

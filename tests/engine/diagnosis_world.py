@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import msgspec
@@ -16,6 +17,18 @@ SLEEPS = CpuShares(user=0.01, system=0.0, main_user=0.0, main_system=0.0, main_w
 SPINS = CpuShares(user=1.0, system=0.0, main_user=0.99, main_system=0.0, main_waited=0.0)
 FUTEX = "futex_do_wait"
 POLL = "poll_schedule_timeout.constprop.0"
+
+
+class Chance(Random):
+    """Draws of evidence from a seed. Drawing by hypothesis took a hundred times as long as the diagnosis."""
+
+    def age(self, most: float) -> float | None:
+        """Return seconds, often few or none."""
+        return self.choice((None, 0.0, self.uniform(0, 3), self.uniform(0, most), self.uniform(0, most)))
+
+    def maybe(self, value: Any) -> Any:
+        """Return `value` or None."""
+        return self.choice((None, value))
 
 
 def evidence(stages: list[StageEvidence], **changes: Any) -> Evidence:

@@ -2,9 +2,7 @@
 
 import msgspec
 import pytest
-from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from diagnosis_world import PLACES, Chance, evidence, healthy, pipeline_held_at, stuck, with_stage
 from monitor_helpers import stage
 from ppengine.diagnosis import build, diagnose
 from ppengine.diagnosis.evidence import CoreEvidence, Stack
@@ -358,82 +356,96 @@ def test_slowness_is_not_told_beside_a_fault():
 
 # --- whatever comes: a root waits for nobody ----------------------------------------------------------------
 
-ages = st.one_of(st.none(), st.floats(0, 100))
-messages = st.lists(
-    st.builds(
-        Message, st.integers(1, 9), st.integers(1, 9), st.sampled_from([64, 128]), st.just(5), st.integers(0, 2),
-        st.floats(0, 9000),
-    ), max_size=4,
-)  # fmt: skip
-edges = st.lists(
-    st.builds(
-        EdgeSample, kind=st.sampled_from(["send", "receive"]), peer=st.integers(0, 3), generation=st.integers(1, 2),
-        messages=messages.map(tuple),
-    ), max_size=3,
-)  # fmt: skip
-cpus = st.one_of(
-    st.none(),
-    st.builds(
-        CpuShares, user=st.floats(0, 4), system=st.floats(0, 1), main_user=st.floats(0, 1), main_system=st.floats(0, 1),
-        main_waited=st.one_of(st.none(), st.floats(0, 1.2)),
-    ),
-)  # fmt: skip
-any_stage = st.fixed_dictionaries(
-    {
-        "exit_code": st.one_of(st.none(), st.sampled_from([-11, -9, 0, 1])), "dead_for_s": st.one_of(st.none(), ages),
-        "exit_detail": st.sampled_from(["", "ValueError: x", "lost stage 1: it closed the connection"]),
-        "lost": st.sampled_from(["", "", "", "ValueError: x", "lost stage 0: it closed the connection"]),
-        "lost_for_s": st.floats(0, 5), "process_state": st.sampled_from(["R", "S", "D", "T", "Z", None]),
-        "stopped_for_s": st.one_of(st.none(), st.floats(0, 3)),
-        "phase": st.sampled_from(["serving", "serving", "serving", "load", None]), "phase_age_s": st.floats(0, 1000),
-        "sample_age_s": st.one_of(st.none(), st.floats(0, 3)),
-        "op": st.sampled_from(
+SEEDS = 1500
+LOADS = {"phase": "load", "phase_age_s": 901.0, "op": "receive", "op_peer": 1, "op_age_s": 3.0}
+
+
+def any_edge(chance):
+    messages = [
+        Message(
+            chance.randint(1, 9), chance.randint(1, 9), chance.choice([64, 128]), 5, chance.randint(0, 2),
+            chance.uniform(0, 9000),
+        )
+        for _ in range(chance.randint(0, 4))
+    ]  # fmt: skip
+    kind = chance.choice(["send", "receive"])
+    return EdgeSample(kind=kind, peer=chance.randint(0, 3), generation=chance.randint(1, 2), messages=tuple(messages))
+
+
+def any_cpu(chance):
+    return CpuShares(
+        user=chance.uniform(0, 4), system=chance.random(), main_user=chance.random(), main_system=chance.random(),
+        main_waited=chance.maybe(chance.uniform(0, 1.2)),
+    )  # fmt: skip
+
+
+def any_stage(chance):
+    """Return changes of a stage. Each may be left out, so that the others meet a stage that is well, or only waits."""
+    held = {
+        "unretired_age_s": 6.0, "unretired_tokens": 1, "op": chance.choice(["receive", "room", "forward", "send"]),
+        "op_age_s": 6.0, "op_step": 8, "op_peer": chance.randint(0, 3), "progress_age_s": 6.0, "process_state": "S",
+        "wchan": "poll_schedule_timeout", "phase": "serving", "sample_age_s": 0.05, "exit_code": None,
+    }  # fmt: skip
+    changes = {
+        "exit_code": chance.choice([None, None, None, -11, -9, 0, 1]), "dead_for_s": chance.age(100),
+        "exit_detail": chance.choice(["", "ValueError: x", "lost stage 1: it closed the connection"]),
+        "lost": chance.choice(["", "", "", "ValueError: x", "lost stage 0: it closed the connection"]),
+        "lost_for_s": chance.uniform(0, 5), "process_state": chance.choice(["R", "S", "D", "T", "Z", None]),
+        "stopped_for_s": chance.age(3), "phase": chance.choice(["serving", "serving", "serving", "load", None]),
+        "phase_age_s": chance.uniform(0, 1000), "sample_age_s": chance.age(3),
+        "op": chance.choice(
             [None, "idle", "receive", "send", "room", "forward", "token_return", "collective", "step"]
         ),
-        "op_age_s": ages, "op_step": st.integers(1, 9), "op_peer": st.one_of(st.none(), st.integers(0, 4)),
-        "outbox": st.one_of(st.none(), st.integers(0, 2)), "edges": edges.map(tuple), "cpu": cpus,
-        "wchan": st.sampled_from([None, "", "futex_do_wait", "do_poll", "hrtimer_nanosleep"]), "tick_age_s": ages,
-        "tick_stale_for_s": ages, "progress_age_s": ages, "finished_step": st.one_of(st.none(), st.integers(0, 9)),
-        "retired_step": st.one_of(st.none(), st.integers(0, 9)), "unretired_age_s": ages,
-        "unretired_tokens": st.integers(0, 99),
-        "pace": st.one_of(st.none(), st.builds(pace, st.floats(5, 30), st.floats(0, 30))),
-    }
-)  # fmt: skip
+        "op_age_s": chance.age(100), "op_step": chance.randint(1, 9), "op_peer": chance.maybe(chance.randint(0, 4)),
+        "outbox": chance.choice([None, 0, 1, 2]),
+        "edges": tuple(any_edge(chance) for _ in range(chance.randint(0, 3))), "cpu": chance.maybe(any_cpu(chance)),
+        "wchan": chance.choice([None, "", "futex_do_wait", "do_poll", "hrtimer_nanosleep"]),
+        "tick_age_s": chance.age(100), "tick_stale_for_s": chance.age(100), "progress_age_s": chance.age(100),
+        "finished_step": chance.maybe(chance.randint(0, 9)), "retired_step": chance.maybe(chance.randint(0, 9)),
+        "unretired_age_s": chance.age(100), "unretired_tokens": chance.randint(0, 99),
+        "pace": chance.maybe(pace(chance.uniform(5, 30), chance.uniform(0, 30))),
+    }  # fmt: skip
+    share = chance.choice((0.1, 0.2, 0.5, 1.0))
+    changes = {name: value for name, value in changes.items() if chance.random() < share}
+    return changes | held if chance.random() < 0.5 else changes
+
+
 SELF_MADE = {"starved", "blocked", "mismatch", "straggler", "non_finite"}
 """Told of a stage whatever it is in at this moment; the first two are never roots."""
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    made=st.lists(any_stage, min_size=1, max_size=4), in_flight=st.lists(st.integers(1, 9), max_size=3), since=ages,
-    report_age=ages, stopping=st.booleans(), found=st.booleans(),
-)  # fmt: skip
-@example(
-    made=[{"phase": "load", "phase_age_s": 901.0, "op": "receive", "op_peer": 1, "op_age_s": 3.0}, {}], in_flight=[1],
-    since=5.0, report_age=0.1, stopping=False, found=False,
-)  # fmt: skip
-def test_no_root_waits_for_another_stage(made, in_flight, since, report_age, stopping, found):
-    stages = [stage(k, **changes) for k, changes in enumerate(made)]
-    finding = Finding(stage=0, cause="non_finite", summary="nan", since_s=1.0)
-    facts = evidence(
-        stages, steps_in_flight=tuple(in_flight), since_retired_s=since, stopping=stopping,
-        core=CoreEvidence(report_age_s=report_age), findings=(finding,) if found else (),
-    )  # fmt: skip
+def test_no_root_waits_for_another_stage():
+    waits_for_nobody([LOADS, {}], steps_in_flight=(1,), since_retired_s=5.0, core=CoreEvidence(report_age_s=0.1))
+    for seed in range(SEEDS):
+        chance = Chance(seed)
+        made = [any_stage(chance) for _ in range(chance.randint(1, 4))]
+        finding = Finding(stage=0, cause="non_finite", summary="nan", since_s=1.0)
+        waits_for_nobody(
+            made, seed, steps_in_flight=tuple(chance.randint(1, 9) for _ in range(chance.randint(0, 3))),
+            since_retired_s=chance.choice([6.0, chance.age(100)]),
+            core=CoreEvidence(report_age_s=chance.choice([0.1, chance.age(100)])),
+            stopping=chance.random() < 0.1, findings=chance.choice([(), (finding,)]),
+        )  # fmt: skip
+
+
+def waits_for_nobody(made, seed=None, **changes):
+    facts = evidence([stage(k, **each) for k, each in enumerate(made)], **changes)
     verdicts, graph = diagnose(facts), build(facts)
-    assert verdicts == diagnose(facts), "a pure function"
-    assert not verdicts or verdicts[0].root
+    assert verdicts == diagnose(facts), f"{seed}: a pure function"
+    assert not verdicts or verdicts[0].root, seed
     places = [verdict.stage for verdict in verdicts if verdict.stage is not None]
-    assert len(places) == len(set(places)), "a stage has one verdict"
+    assert len(places) == len(set(places)), f"{seed}: a stage has one verdict"
     for verdict in verdicts:
-        assert len(verdict.summary) <= 100 and verdict.evidence
+        assert len(verdict.summary) <= 100 and verdict.evidence, seed
         if verdict.cause in ("starved", "blocked"):
-            assert not verdict.root
+            assert not verdict.root, seed
         if not verdict.root or verdict.stage is None or verdict.cause in SELF_MADE:
             continue
         chain = graph.follow(main(verdict.stage))
         others = {wait.on.stage for wait in chain if wait.on.kind == "main"} - {verdict.stage}
         cycle = graph.cycle(main(verdict.stage))
         assert not others or verdict.stage in {wait.waiter.stage for wait in cycle} or verdict.cause == "link", (
+            seed,
             verdict,
             chain,
         )

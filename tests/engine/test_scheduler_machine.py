@@ -1,6 +1,7 @@
 """The scheduler as a state machine of hypothesis; the checks are those of `World`."""
 
 from collections import Counter
+from math import prod
 
 import hypothesis.strategies as st
 import pytest
@@ -23,24 +24,37 @@ ACTS = [
     ("swap_out", True), *[("swap_out", False)] * 2, *[("swap_in",)] * 2, *[("release",)] * 4,
     *[("prioritize", priority) for priority in (-1, 0, 0, 2)],
 ]  # fmt: skip
-INDEX = st.integers(0, 20)
+INDEX = range(21)
 ARGUMENTS = {
     "execute": (INDEX,),
-    "add": (
-        st.sampled_from([0, 4, 8, 11]), st.integers(1, 12), st.integers(0, 49), st.integers(1, 3),
-        st.sampled_from([1, 4, 12]), st.booleans(),
-    ),
-    "act": (INDEX, st.sampled_from(ACTS)),
-    "resize": (st.integers(-1, 25),),
-    "disturb": (st.sampled_from(["lose", "pause", "cordon", *["go on"] * 5]), INDEX),
-}  # fmt: skip
+    "add": ([0, 4, 8, 11], range(1, 13), range(50), range(1, 4), [1, 4, 12], [False, True]),
+    "act": (INDEX, ACTS),
+    "resize": (range(-1, 26),),
+    "disturb": (["lose", "pause", "cordon", *["go on"] * 5], INDEX),
+}
+
+
+def numbers(choices):
+    """Draw the number of a combination: a draw for each argument took more time than the scheduler."""
+    return st.integers(0, prod(map(len, choices)) - 1)
+
+
+DRAWN_KIND = st.sampled_from([kind for kind, share in KINDS.items() for _ in range(share)])
+DRAWN_NUMBER = {kind: numbers(choices) for kind, choices in ARGUMENTS.items()}
 
 
 @st.composite
 def operations(draw):
     """Draw the name of a method of the machine, and its arguments."""
-    kind = draw(st.sampled_from([kind for kind, share in KINDS.items() for _ in range(share)]))
-    return kind, *(draw(argument) for argument in ARGUMENTS.get(kind, ()))
+    kind, arguments = draw(DRAWN_KIND), []
+    number = draw(DRAWN_NUMBER[kind]) if kind in DRAWN_NUMBER else 0
+    for choices in ARGUMENTS.get(kind, ()):
+        number, place = divmod(number, len(choices))
+        arguments.append(choices[place])
+    return kind, *arguments
+
+
+OPERATION = operations()
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -71,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.worlds.append(self.world)
 
-    @rule(operation=operations())
+    @rule(operation=OPERATION)
     def do(self, operation):
         kind, *arguments = operation
         self.done[kind] += bool(getattr(self, kind)(*arguments))
