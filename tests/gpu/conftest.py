@@ -6,6 +6,7 @@ them are imported here. Engines and the tests of CPU kernels, which share the pr
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -49,8 +50,21 @@ def _patch_language_once() -> None:
     interpreter._patch_lang = patch_once
 
 
+def _compute_no_sum_twice() -> None:
+    """Have the interpreter leave out the search for overflows, as launches without `debug` do on a card.
+
+    It computes each sum of integers again in 64 bits. Without `debug` it then drops what it found.
+    """
+    from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    assert not options.debug
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
 if DEVICE == "cpu":
     _patch_language_once()
+    _compute_no_sum_twice()
 
 
 @pytest.fixture(autouse=True)

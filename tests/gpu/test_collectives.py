@@ -8,13 +8,17 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from ppkernels.gpu import collectives
 from ppkernels.norms import Norm
+from triton.runtime.interpreter import InterpreterBuilder
 
 PART_BYTES = 64 * 1024
 Rank = Callable[["Member"], None]
@@ -57,6 +61,17 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "PROGRAMS", 2)
     monkeypatch.setattr(collectives, "TILE", 64)
     monkeypatch.setattr(collectives, "WORD_BYTES", 512)
+    # A look at a flag takes the interpreter a third of a millisecond, so 8192 of them are seconds.
+    monkeypatch.setattr(collectives, "_LOOKS", tl.constexpr(64))
+    load = InterpreterBuilder.create_masked_load
+
+    def patient(*arguments: Any) -> Any:
+        """A rank that looks at a flag leaves its core to the rank that raises it."""
+        if arguments[-1]:  # volatile
+            time.sleep(0.001)
+        return load(*arguments)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", patient)
 
 
 def together(size: int, live: Rank, base: int = 0, word_value: int = 0) -> None:
