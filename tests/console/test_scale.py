@@ -17,7 +17,7 @@ from ppconsole.view import display
 from ppconsole.view.display import DisplayModel
 from ppengine.protocol.frames import encode
 
-WARM_S, ROUND_S, ROUNDS = 60, 60, 4
+WARM_S, ROUND_S, ROUNDS = 40, 40, 4
 BYTES_S_MOST, OBJECTS_S_MOST = 1000, 0.5
 """Most growth a second. Caches of limited size still fill; an object a snapshot, or 1 kB, would be a leak."""
 

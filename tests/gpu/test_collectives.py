@@ -5,6 +5,7 @@ Without a GPU, Triton's interpreter runs the kernels, each rank in a process wit
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import sys
@@ -62,16 +63,36 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "TILE", 64)
     monkeypatch.setattr(collectives, "WORD_BYTES", 512)
     # A look at a flag takes the interpreter a third of a millisecond, so 8192 of them are seconds.
-    monkeypatch.setattr(collectives, "_LOOKS", tl.constexpr(64))
+    monkeypatch.setattr(collectives, "_LOOKS", tl.constexpr(8))
     load = InterpreterBuilder.create_masked_load
 
     def patient(*arguments: Any) -> Any:
         """A rank that looks at a flag leaves its core to the rank that raises it."""
         if arguments[-1]:  # volatile
-            time.sleep(0.001)
+            time.sleep(0.01)
         return load(*arguments)
 
     monkeypatch.setattr(InterpreterBuilder, "create_masked_load", patient)
+
+
+@pytest.fixture(autouse=True)
+def read_once(few_programs: None) -> None:
+    """Have this process read the kernels' sources before it forks: otherwise each rank of each test reads them."""
+    read_sources()
+
+
+@functools.cache
+def read_sources() -> None:
+    memory = torch.zeros(2 * collectives.memory_bytes(2, PART_BYTES), dtype=torch.uint8)
+    word = torch.tensor([collectives.RELEASED])  # so that rank 0 waits for no other
+    addresses = [memory.data_ptr(), memory.data_ptr() + len(memory) // 2]
+    member = Member(0, 2, addresses, word.data_ptr())
+    for dtype in (torch.float32, torch.float16):
+        member.reduce(torch.ones(1, 2, dtype=dtype))
+        for centred in (False, True):
+            norm = Norm(torch.ones(2), torch.ones(2), 1e-5, centred)
+            member.add_norm(torch.ones(1, 2, dtype=dtype), torch.ones(1, 2, dtype=dtype), norm)
+    member.gather(torch.ones(1, 2), [2, 2])
 
 
 def together(size: int, live: Rank, base: int = 0, word_value: int = 0) -> None:
