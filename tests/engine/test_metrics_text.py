@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
 from ppengine.http.metrics_text import exposition
+from ppengine.protocol.clients import ClientCounts
 from ppengine.protocol.metrics import CoreMetrics, StageMetrics
 
 BOARD = [
@@ -54,6 +58,10 @@ def text(model: str = "m") -> str:
         nonce=1, state="serving", blocks=10, blocks_used=4, prefix_hit_tokens=5, prompt_tokens=15,
         finished={"stop": 2, "lost": 1},
         stages=[StageMetrics(stage=1, rank=0, up=True, retired_step=7, oldest_step_s=0.5)],
+        http=[
+            ClientCounts("ann", "/v1/completions", 1, 0, 9, 50, 2, 1, 1, 3, {}, {}),
+            ClientCounts("ann", "/v1/completions", 0, 0, 1, 5, 0, 0, 0, 0, {}, {}),
+        ],
         histograms={name: each.wire() for name, each in metrics.histograms.items()},
     )  # fmt: skip
     config = EngineConfig(
@@ -100,6 +108,35 @@ def test_values_are_those_of_the_core() -> None:
     assert 'vllm:prompt_tokens_total{model_name="m",engine="0"} 20.0' in lines
     assert 'vllm:request_success_total{model_name="m",engine="0",finished_reason="error"} 1.0' in lines
     assert 'ppengine_stage_retired_step{model_name="m",stage="1",rank="0"} 7.0' in lines
+
+
+def test_calls_are_summed_over_the_processes() -> None:
+    lines = text().splitlines()
+    assert 'http_requests_total{handler="/v1/completions",status="2xx"} 5.0' in lines
+    assert 'http_requests_total{handler="/v1/completions",status="4xx"} 3.0' in lines
+    assert 'ppengine_http_tokens_total{key="ann",route="/v1/completions"} 55.0' in lines
+
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+
+def test_the_board_asks_for_metrics_that_exist() -> None:
+    board = json.loads((DEPLOY / "grafana-engine.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    there = set(re.findall(r"^([a-z_:]+)", text(), re.M))
+    asked = {name for query in queries for name in re.findall(r"\b(?:vllm:|ppengine_|http_)[a-z_]+", query)}
+    assert len(asked) > 15 and asked <= there, asked - there
+
+
+def test_manifests_probe_the_paths_that_exist() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    (container,) = next(one for one in documents if one["kind"] == "StatefulSet")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert paths == {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
+    scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    assert [one["metrics_path"] for one in scrape] == ["/metrics"]
 
 
 def test_edges_of_lengths_end_at_the_longest_sequence() -> None:

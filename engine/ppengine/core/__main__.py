@@ -33,6 +33,7 @@ from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.core.state_waiters import StateWaiters
 from ppengine.protocol.chat_messages import FromRenderer
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
@@ -244,6 +245,8 @@ class Loop:
                 engine.outputs.forget(message.requests)
             case MetricsQuery():
                 self._reply(client, engine.metrics.answer(message))
+            case HttpReport():
+                engine.metrics.take(message)
             case StateQuery():
                 self._waiters.add(client, message, self._clock())
             case ProcessReport():

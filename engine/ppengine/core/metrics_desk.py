@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppengine.core.health import Health
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageMetrics
 
 
@@ -21,6 +22,12 @@ class MetricsDesk:
     _tracker: StageTracker
     _requests: LiveRequests
     _clock: Callable[[], float]
+    _http: dict[str, HttpReport] = field(init=False, default_factory=dict)
+    """Newest counts of each HTTP process."""
+
+    def take(self, report: HttpReport) -> None:
+        """Keep the counts of an HTTP process for the next answer."""
+        self._http[report.role] = report
 
     def answer(self, question: MetricsQuery) -> CoreMetrics:
         """Return the metrics of this moment."""
@@ -30,6 +37,7 @@ class MetricsDesk:
             output_tokens=requests.output_tokens_total, finished=dict(metrics.finished),
             histograms={name: each.wire() for name, each in metrics.histograms.items()},
             stages=[self._stage(record) for record in self._stages],
+            http=[each for report in self._http.values() for each in report.clients],
         )  # fmt: skip
         if self._health.serving is not None:
             scheduler, memory = self._health.serving

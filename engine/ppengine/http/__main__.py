@@ -77,7 +77,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket
         )
     )  # fmt: skip
     log.info("started as %s on %s", role, http.listen)
-    work = (link.run(), renderer.run(), report(config.endpoint("collect"), role, stats), server.serve([listener]))
+    work = (link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener]))
     tasks = [asyncio.create_task(each) for each in work]
     # The server returns at a signal; the others return only with an error.
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

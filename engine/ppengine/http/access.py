@@ -47,7 +47,9 @@ class ApiKeys:
 
 def _read(path: Path) -> dict[bytes, str]:
     try:
-        if path.stat().st_mode & 0o077:
+        info = path.stat()
+        # Kubernetes mounts a secret as root's, for the group of the pod.
+        if info.st_mode & (0o077 if info.st_uid == os.getuid() else 0o007):
             raise ConfigError(f"http.keys: {path} can be read by others; chmod 600 {path}")
         with path.open("rb") as file:
             lines = file.read(_BYTES_MOST).decode().splitlines()

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
 from ppengine.protocol.offline import (
@@ -139,6 +140,11 @@ class FrontLink:
         """Return the counts of the core."""
         query = MetricsQuery(nonce=self._number())
         return await self._ask(query, query.nonce, CoreMetrics)
+
+    def report(self, report: HttpReport) -> None:
+        """Send the counts of this process, unless the core is away: its queue must not grow."""
+        if not self.silent:
+            self._send_soon(report)
 
     def leave(self, followed: Iterable[Followed]) -> None:
         """Abort those of the requests that have not ended, and read none any more."""

@@ -6,10 +6,12 @@ Names, labels and bucket edges are those of vLLM's published Grafana boards. Edg
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.clients import ClientCounts
 from ppengine.protocol.metrics import CoreMetrics, HistogramCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
@@ -32,6 +34,15 @@ _HISTOGRAMS = {
     "between_tokens_fine": ("ppengine_inter_token_seconds", "Seconds between two tokens of a request, finer."),
 }
 """Name and help by the name of the core's histogram."""
+_CALLS = {
+    "requests": ("ppengine_http_requests_total", "counter", "Calls, by key and route."),
+    "tokens": ("ppengine_http_tokens_total", "counter", "Output tokens, by key and route."),
+    "open": ("ppengine_http_open_requests", "gauge", "Answers under way, by key and route."),
+    "slow": ("ppengine_http_slow_clients", "gauge", "Those whose client has not read for a second."),
+    "refused": ("ppengine_http_refused_total", "counter", "Answers of status 429 or 503."),
+    "left": ("ppengine_http_left_total", "counter", "Calls whose client left before the end."),
+}
+"""Name, type and help by the field of `ClientCounts`."""
 Labels = Mapping[str, str]
 
 
@@ -42,6 +53,7 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
         *_vllm(labels, config, metrics),
         *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
         *_own({"model_name": model}, metrics),
+        *_calls(metrics.http),
     ]
     return "\n".join(lines) + "\n"
 
@@ -103,6 +115,24 @@ def _own(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
     yield from _metric("ppengine_stage_retired_step", "gauge", "Newest step that it has acknowledged.", retired)
     oldest = [(where, one.oldest_step_s) for where, one in ranks]
     yield from _metric("ppengine_stage_oldest_step_seconds", "gauge", "Age of its oldest step in flight.", oldest)
+
+
+def _calls(clients: list[ClientCounts]) -> Iterator[str]:
+    """Yield the calls of the HTTP port, summed over its processes."""
+    by_status, by_client = Counter[tuple[str, str]](), Counter[tuple[str, str, str]]()
+    for one in clients:
+        errors, failures = one.errors + one.refused, one.failed
+        good = one.requests - one.open - errors - failures
+        by_status.update({(one.route, "2xx"): good, (one.route, "4xx"): errors, (one.route, "5xx"): failures})
+        for name in _CALLS:
+            by_client[name, one.key, one.route] += getattr(one, name)
+    samples = [({"handler": route, "status": status}, count) for (route, status), count in by_status.items()]
+    yield from _metric("http_requests_total", "counter", "Calls that ended, by path and class of status.", samples)
+    for field, (name, kind, text) in _CALLS.items():
+        found = [
+            ({"key": key, "route": route}, count) for (which, key, route), count in by_client.items() if which == field
+        ]
+        yield from _metric(name, kind, text, found)
 
 
 def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.clients import ClientCounts
+
 
 class HistogramCounts(msgspec.Struct, array_like=True):
     """A histogram since the start of the core: `counts` has one entry more than `edges`, for all above the last."""
@@ -59,3 +61,5 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     histograms: dict[str, HistogramCounts] = {}
     """By the names of `core/request_metrics.py`; seconds, or tokens."""
     stages: list[StageMetrics] = []
+    http: list[ClientCounts] = []
+    """Clients of each HTTP process."""

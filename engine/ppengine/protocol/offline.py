@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.control import (
     Command,
     Failed,
@@ -160,7 +161,7 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = (
     Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | ForgetMany | StateQuery
-    | MetricsQuery | ProcessReport | DeviceRooms | Recall
+    | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
 are the gateway's."""
