@@ -19,6 +19,7 @@ from ppconsole.model.topology import topology_of
 from ppconsole.view import (
     banner,
     board,
+    clients_page,
     diagnosis,
     drilldown,
     help_page,
@@ -37,6 +38,7 @@ from ppconsole.view.cells import Column, Row, text_of, width_of
 from ppconsole.view.frame import frame
 from ppconsole.view.keys import HELP_KEYS, help_rows
 from ppengine.common.ring.layout import Kind
+from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.stage_info import CordonInfo
@@ -138,6 +140,7 @@ RENDERED = {
     "diagnosis": lambda: diagnosis_rows(120) + diagnosis_rows(200),
     "streams": streams_rows,
     "topology": lambda: topology_page.rows(topology_of(rank_snapshots.on_cards()), 160),
+    "clients": lambda: clients_page.rows([ClientInfo(key="http", route="/v1/completions")], 160),
 }
 
 

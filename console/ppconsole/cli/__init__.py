@@ -28,7 +28,7 @@ COMMANDS = {
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "history": "recordings", "stacks": "inspecting",
-    "streams": "streams", "topology": "topology_command",
+    "streams": "streams", "topology": "topology_command", "clients": "clients_command",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "plan": "serving",
     "help": "helping",
 }  # fmt: skip

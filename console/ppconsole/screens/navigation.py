@@ -52,6 +52,7 @@ class Navigator:
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
         from ppconsole.screens import detail_screens as details
+        from ppconsole.screens.clients_screen import ClientsScreen
         from ppconsole.screens.diagnosis_screen import DiagnosisScreen
         from ppconsole.screens.finished_screen import FinishedScreen
         from ppconsole.screens.incidents_screen import IncidentsScreen
@@ -73,6 +74,7 @@ class Navigator:
             "incidents": lambda: IncidentsScreen(console),
             "finished": lambda: FinishedScreen(console),
             "topology": lambda: TopologyScreen(console),
+            "clients": lambda: ClientsScreen(console),
         }
         source = self._console.source
         if name == "incidents" and isinstance(source, LastHour) and source.copied:

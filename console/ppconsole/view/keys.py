@@ -45,8 +45,8 @@ def stage_keys(stage: int | None, *, ranked: bool = False) -> tuple[Key, ...]:
     return (
         ("⏎", "show", None), *((RANKS_KEY,) if ranked else ()), ("s", "stacks", None), ("l", "logs", None),
         ("d", "diagnosis", None), *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None),
-        ("v", "streams", None), ("e", "events", None), ("L", "topology", None), *_verbs("engine"),
-        (":", "command", None), ("F", "freeze", None), ("q", "quit", None),
+        ("v", "streams", None), ("e", "events", None), ("L", "topology", None), ("K", "clients", None),
+        *_verbs("engine"), (":", "command", None), ("F", "freeze", None), ("q", "quit", None),
     )  # fmt: skip
 
 
@@ -187,9 +187,9 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
-        ("L", "topology"),
+        ("L", "topology"), ("K", "clients of the HTTP port"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
-        ("T", "trends"), ("t", "time span of the trends"),
+        ("T t", "trends, their time span"),
         ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),
         ("*", "mark all shown, or none"), ("S", "sort: S, then a letter"),
         ("R", "reverse the order"), (":sort", "the same: :sort ttft"),

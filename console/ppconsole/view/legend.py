@@ -338,6 +338,19 @@ _LINKS = Section("CARDS  as NVML reports their links", {
     "PIX PXB": "one PCIe switch on the way, several", "PHB NODE SYS": "a host bridge, a NUMA node, between NUMA nodes",
 })  # fmt: skip
 
+_CLIENTS = Section("CLIENTS  of the HTTP port, the busiest first", {
+    "KEY": "name of the API key; http without keys; all: the rows together",
+    "ROUTE": "end of the path; chat is /v1/chat/completions", "OPEN": "requests whose answer is under way",
+    "SLOW": "those of them whose client has not read for 1 s", "REQ/S": "requests a second, of 10 s",
+    "TOK/S": "output tokens a second, of 10 s",
+    "TTFT": "from the request to its first token: median of 5 min", "TTFT90 TTFT99": "90th and 99th percentile of it",
+    "ITL": "between two events of a stream: median of 5 min", "ITL90 ITL99": "90th and 99th percentile of it",
+    "ERR": "answers of an error status other than 429 and 503",
+    "429": "answers 429 and 503: the engine was full or did not serve",
+    "LEFT": "requests whose client left before the end", "REQS": "requests, refused ones too; on a wide screen",
+    "TOKENS": "output tokens; on a wide screen", "-": "none yet",
+})  # fmt: skip
+
 _INCIDENTS = Section("INCIDENTS", {
     "ID": "number, or engine/number if it is of an earlier engine", "ENGINE": "name of the engine",
     "BEGIN": "begin of the fault", "LASTED": "until it was over; ? if the engine ended in it",
@@ -362,6 +375,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "confirm": (_CONFIRM, REQUEST_STATES),
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
     "topology": (_TOPOLOGY, _WAYS, _LINKS),
+    "clients": (_CLIENTS,),
     "trends": (_TRENDS,),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),

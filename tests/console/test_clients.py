@@ -1,0 +1,167 @@
+"""The clients of the HTTP port: the page's rows, the screen and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import snapshots
+from cli_helpers import Cli
+from fake_gateway import FakeGateway
+from ppconsole.screens.clients_screen import ClientsScreen
+from ppconsole.view import clients_page, help_page
+from ppconsole.view.cells import text_of, width_of
+from ppengine.protocol.clients import ClientInfo
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.snapshot import Snapshot
+from test_tui_console import console
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SIZES = [(80, 24), (120, 36), (200, 50)]
+
+
+def clients() -> list[ClientInfo]:
+    """Two keys and three routes; the last has not answered yet."""
+    ttft, itl = Quantiles(p50=184.0, p90=410.0, p99=1840.0), Quantiles(p50=22.0, p90=31.0, p99=87.0)
+    return [
+        ClientInfo(
+            key="alice", route=CHAT, open=31, slow=2, requests_total=18_432, tokens_total=2_480_000, refused_total=17,
+            errors_total=3, failed_total=1, left_total=5, requests_s=4.3, tokens_s=1210.0, ttft_ms=ttft, itl_ms=itl,
+        ),
+        ClientInfo(
+            key="batch", route=TEXT, open=6, requests_total=812, tokens_total=96_000, requests_s=0.2, tokens_s=87.0,
+            ttft_ms=ttft, itl_ms=itl,
+        ),
+        ClientInfo(key="batch", route="/v1/embeddings", requests_total=1, errors_total=1),
+    ]  # fmt: skip
+
+
+def picture(*found: ClientInfo) -> Snapshot:
+    return snapshots.snapshot(2, 3, clients=list(found))
+
+
+def texts(found: list[ClientInfo], width: int = 80) -> list[str]:
+    return [text_of(line).rstrip() for line in clients_page.rows(found, width)]
+
+
+def styled(found: list[ClientInfo], style: str) -> list[str]:
+    return [text.strip() for line in clients_page.rows(found, 80)[1:] for text, each in line.segs if each == style]
+
+
+def test_the_page_at_80_columns() -> None:
+    assert texts(clients()) == [
+        " KEY   ROUTE       OPEN SLOW REQ/S TOK/S  TTFT TTFT99   ITL ITL99 ERR 429 LEFT",
+        " all                 37    2   4.5  1297                            5  17    5",
+        " alice chat          31    2   4.3  1210 184ms   1.8s  22ms  87ms   4  17    5",
+        " batch completions    6    0   0.2    87 184ms   1.8s  22ms  87ms   0   0    0",
+        " batch embeddings     0    0     -     -     -      -     -     -   1   0    0",
+    ]
+
+
+def test_wide_pages_have_all_percentiles_and_totals() -> None:
+    title, *rest = texts(clients(), 120)
+    for column in clients_page.COLUMNS:
+        assert column.title in title.split()
+    assert rest[0].split()[-2:] == ["19.2k", "2.6M"] and "410ms" in rest[1] and "31ms" in rest[1]
+    assert {"TTFT90", "ITL90", "REQS", "TOKENS"}.isdisjoint(texts(clients(), 119)[0].split())
+
+
+def test_one_client_has_no_sum_and_rates_are_unknown_at_first() -> None:
+    assert len(texts(clients()[:1])) == 2
+    known, unknown = clients()[0], clients()[2]
+    assert texts([known, unknown])[1].split()[3] == "4.3", "the sum of those that are known"
+    assert texts([unknown, unknown])[1].split()[3] == "-"
+
+
+def test_what_should_be_zero_is_yellow() -> None:
+    assert styled(clients()[:1], "warn") == ["2", "4", "17"]
+    assert styled(clients()[1:2], "warn") == []
+    assert styled([ClientInfo(key="a", route=CHAT, failed_total=1)], "warn") == ["1"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_names_from_outside_break_no_column(width: int) -> None:
+    found = [
+        ClientInfo(key="k" * 200, route="/v1/" + "r" * 200, slow=3),
+        ClientInfo(key="界" * 200, route="/" + "界" * 200, refused_total=123_456),
+        ClientInfo(key="\x1b[2Jred\n\u202e", route="/v1/\x07bell\n", errors_total=99_999),
+        ClientInfo(key="", route=""),
+        ClientInfo(key="\u200b", route="/", requests_s=1e12, tokens_s=1e9, left_total=10**9),
+    ]
+    shown = texts(found, width)
+    assert len(shown) == 7 and max(map(width_of, shown)) <= width
+    assert all(text.isprintable() for text in shown)
+    at = shown[0].index("OPEN")
+    for line in shown[2:]:
+        cells, before = 0, ""
+        for char in line:
+            if cells >= at:
+                break
+            before += char
+            cells += width_of(char)
+        assert cells == at and before.endswith(" "), "OPEN begins in the same cell of each row"
+    assert "OPEN" in shown[0] and "TOK/S" in shown[0] and "red" in shown[4]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_each_title_has_a_legend(width: int) -> None:
+    for title in texts(clients(), width)[0].split():
+        assert any("clients screen" in section.title for section in help_page.find(title)), title
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_without_clients_a_line_says_how_to_get_some(width: int) -> None:
+    (shown,) = texts([], width)
+    assert width_of(shown) <= width and (width < 40 or shown == "  no HTTP clients: serve PROFILE --http")
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_screen_has_its_key_and_its_name_and_follows(size: tuple[int, int]) -> None:
+    async with console(picture(*clients()), size=size) as rig:
+        await rig.pilot.press("K")
+        assert isinstance(rig.app.screen, ClientsScreen)
+        assert "alice" in rig.screen() and "embeddings" in rig.screen()
+        newer = copy.deepcopy(rig.source.picture)
+        newer.clients = [ClientInfo(key="carol", route=CHAT, open=7)]
+        rig.source.send(newer)
+        rig.app.tick()
+        assert "carol" in rig.screen() and "alice" not in rig.screen()
+        await rig.pilot.press("q")
+        assert not isinstance(rig.app.screen, ClientsScreen)
+        await rig.pilot.press(*":clients", "enter")
+        assert isinstance(rig.app.screen, ClientsScreen)
+        await rig.pilot.press("question_mark")
+        assert "SLOW" in rig.screen() and "has not read" in rig.screen()
+        await rig.pilot.press("escape", "escape")
+        assert not isinstance(rig.app.screen, ClientsScreen)
+
+
+def test_a_snapshot_of_an_older_engine_has_no_clients() -> None:
+    older = msgspec.to_builtins(picture(*clients()))
+    del older["clients"]
+    assert texts(msgspec.convert(older, Snapshot).clients) == [f"  {clients_page.NO_CLIENTS}"]
+
+
+async def test_an_engine_without_clients_has_the_screen_too() -> None:
+    async with console(snapshots.unknown()) as rig:
+        await rig.pilot.press("K")
+        assert clients_page.NO_CLIENTS in rig.screen()
+
+
+def test_the_command_prints_the_page_and_its_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    cli = Cli(capsys, tmp_path)
+    with FakeGateway(snapshot=picture(*clients())):
+        done = cli("clients")
+        assert done.code == 0 and "TTFT90" in done.out and "alice chat" in done.out
+        found = json.loads(cli("clients", "--json").out)
+    assert [each["route"] for each in found] == [CHAT, TEXT, "/v1/embeddings"]
+    assert found[0]["ttft_ms"]["p99"] == 1840.0 and found[2]["requests_s"] is None
+    with FakeGateway(snapshot=picture()):
+        assert cli("clients").out.strip() == clients_page.NO_CLIENTS
+        assert json.loads(cli("clients", "--json").out) == []
