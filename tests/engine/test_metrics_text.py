@@ -130,9 +130,8 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 def test_manifests_probe_the_paths_that_exist() -> None:
     documents = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
-    (container,) = next(one for one in documents if one["kind"] == "StatefulSet")["spec"]["template"]["spec"][
-        "containers"
-    ]
+    pods = next(one for one in documents if one["kind"] == "StatefulSet")["spec"]["template"]["spec"]
+    (container,) = pods["containers"]
     paths = {name: container[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
     scrape = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
