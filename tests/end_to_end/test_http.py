@@ -348,11 +348,14 @@ def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Ser
             socks.append(opened(engine, {"max_tokens": 480, "ignore_eos": True}))
     except AssertionError:  # One of the two processes is full.
         pass
-    statuses = [call(engine, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}) for _ in range(8)]
+    # The kernel divides connections among the two by chance.
+    for _ in range(100):
+        status, answer, headers = call(engine, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        if status != 200:
+            break
     for sock in socks:
         sock.close()
-    full = [(status, headers) for status, _, headers in statuses if status != 200]
-    assert full and all(status == 429 and headers["retry-after"] == "1" for status, headers in full)
+    assert (status, headers["retry-after"], answer["error"]["type"]) == (429, "1", "rate_limit_error")
     wait_until(lambda: live(engine) == 0, "all are gone", 20.0)
 
 

@@ -130,7 +130,9 @@ class Routes:
 
     def _lives(self, states: tuple[str, ...]) -> bool:
         link = self._service.link
-        return link.state is not None and not link.silent and link.state.state in states
+        if link.state is None or link.silent:
+            return False
+        return link.state.state in states or (states is _ALIVE and link.state.state == "loading" and link.served)
 
     def _state(self) -> str:
         """Return the engine's state in one line."""

@@ -96,6 +96,8 @@ class FrontLink:
         self.state: StateAnswer | None = None
         """The newest state of the engine."""
         self._state_at = 0.0
+        self.served = False
+        """Whether the engine has served: from then on it is loading only while its core is restarted."""
 
     @property
     def open_requests(self) -> int:
@@ -222,6 +224,7 @@ class FrontLink:
             query = StateQuery(nonce=self._number(), wait_ms=0)
             self.state = await self._ask(query, query.nonce, StateAnswer)
             self._state_at = time.monotonic()
+            self.served = self.served or self.state.state == "serving"
             await asyncio.sleep(STATE_S)
 
     def _number(self) -> int:
