@@ -18,6 +18,7 @@ from ppengine.common.groups import ATTENTION, EMBED, MLP, site
 from ppengine.models.layers import Linear, SummedLinear
 from ppengine.protocol.steps import Row
 from ppengine.stage.sampler import sample_rows
+from ppengine.stage.token_history import TokenHistory
 from stage_runs import Pipeline, exact_logits, random_tokens
 from thread_group import Meeting, ThreadGroup, run_ranks
 from torch import Tensor
@@ -235,7 +236,7 @@ def test_greedy_output_is_that_of_transformers(name: str, folders: Folders) -> N
         shard, requests, output = pipeline.stages[-1].shard, pipeline.state.requests, []
         logits = pipeline.step((0, 0, 11))[-1:]
         while len(output) < count:
-            output.append(int(sample_rows(logits, requests, [0], [11 + len(output)], shard, group)[0]))
+            output.append(int(sample_rows(logits, requests, TokenHistory(), [0], [11 + len(output)], shard, group)[0]))
             row = Row(0, 10 + len(output), 1, True, output[-1])
             logits = pipeline.forward(*pipeline.batch([row]))
         return output
