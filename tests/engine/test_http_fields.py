@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from ppengine.common.config import ConfigError, ModelConfig, Profile
 from ppengine.common.http_address import parse_http
-from ppengine.http.access import ApiKeys
-from ppengine.http.errors import ApiError
+from ppengine.http.api_errors import ApiError
+from ppengine.http.api_keys import ApiKeys
 from ppengine.http.request_fields import ChatRequest, CompletionRequest, decode
 from ppengine.supervisor import http_port
 

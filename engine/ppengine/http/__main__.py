@@ -15,7 +15,7 @@ import uvloop
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.http_address import HttpAddress, parse_http
-from ppengine.http.access import ApiKeys
+from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import ClientStats

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.access import ApiKeys
-from ppengine.http.answers import ChatAnswer, CompletionAnswer
+from ppengine.http.answer_forms import ChatAnswer, CompletionAnswer
+from ppengine.http.api_errors import ApiError, Kind, invalid
+from ppengine.http.api_keys import ApiKeys
 from ppengine.http.client_stats import ClientStats
-from ppengine.http.errors import ApiError, Kind, invalid
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
 from ppengine.http.request_fields import (
     ChatRequest,

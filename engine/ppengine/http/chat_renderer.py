@@ -13,7 +13,7 @@ import zmq.asyncio
 
 from ppengine.common.config import EngineConfig
 from ppengine.common.template_process import TemplateProcess, TooManyChatsError
-from ppengine.http.errors import ApiError, invalid, unavailable
+from ppengine.http.api_errors import ApiError, invalid, unavailable
 from ppengine.protocol.chat_messages import Chat, FromRenderer, Rendered
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.checkpoint.tokenizer import Tokenizer
-from ppengine.http.errors import ApiError
+from ppengine.http.api_errors import ApiError
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.control import Logprob
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from ppengine.http.errors import ApiError, invalid
+from ppengine.http.api_errors import ApiError, invalid
 from ppengine.protocol.sampling import SamplingParams
 
 T = TypeVar("T", bound="CommonFields")

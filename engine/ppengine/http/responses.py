@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ppengine.http.answers import DONE, Answer, stream, whole
+from ppengine.http.answer_forms import DONE, Answer, stream, whole
+from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.errors import ApiError
 from ppengine.http.generation import Generation
 from ppengine.http.request_fields import CommonFields
 

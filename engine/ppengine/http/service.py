@@ -14,9 +14,9 @@ import msgspec
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
+from ppengine.http.api_errors import ApiError, invalid, unavailable
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import Call
-from ppengine.http.errors import ApiError, invalid, unavailable
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.request_fields import ChatRequest, CommonFields, CompletionRequest, Message, TokenizeRequest

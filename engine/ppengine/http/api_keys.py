@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ppengine.common.config import ConfigError
-from ppengine.http.errors import ApiError
+from ppengine.http.api_errors import ApiError
 
 VARIABLE = "PPCONSOLE_API_KEY"
 """Environment variable with one key, beside those of the file."""
