@@ -155,6 +155,7 @@ def test_the_command_prints_the_page_and_its_json(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "120")
     cli = Cli(capsys, tmp_path)
     with FakeGateway(snapshot=picture(*clients())):
         done = cli("clients")
