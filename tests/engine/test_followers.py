@@ -1,4 +1,4 @@
-"""`Follow`: whatever answers are lost, a reader has every token once and every end."""
+"""`Follow`: a reader has every token once and every end, also if answers are lost."""
 
 from __future__ import annotations
 

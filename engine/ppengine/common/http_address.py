@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from ppengine.protocol.error_text import shown
 
+KEY_VARIABLE = "PPCONSOLE_API_KEY"
+"""Environment variable with one API key, beside those of the file `http.keys`."""
 _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
 _RIGHT = "it must be HOST:PORT, with an IP address of this host or localhost, and a port up to 65535 (0: a free one)"
 

@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 from ppengine.common.config import ConfigError
+from ppengine.common.http_address import KEY_VARIABLE
 from ppengine.http.api_errors import ApiError
 
-VARIABLE = "PPCONSOLE_API_KEY"
-"""Environment variable with one key, beside those of the file."""
 _BYTES_MOST = 2**20
 
 
@@ -26,7 +25,7 @@ class ApiKeys:
         names = {}
         if path is not None:
             names = _read(Path(path))
-        if key := os.environ.get(VARIABLE, ""):
+        if key := os.environ.get(KEY_VARIABLE, ""):
             names[key.encode()] = "api"
         return cls(names)
 

@@ -30,8 +30,6 @@ CHAT_MOST = 2**22
 """Most characters of a rendered chat."""
 PROMPTS_MOST = 1024
 """Most prompts of one request."""
-SERVING = ("serving", "resizing", "paused")
-"""States of the engine in which it takes requests."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 

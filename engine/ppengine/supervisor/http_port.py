@@ -9,9 +9,8 @@ import socket
 import msgspec
 
 from ppengine.common.config import ConfigError, Profile
-from ppengine.common.http_address import HttpAddress, parse_http
+from ppengine.common.http_address import KEY_VARIABLE, HttpAddress, parse_http
 
-KEY_VARIABLE = "PPCONSOLE_API_KEY"
 NEEDS = ("starlette", "uvicorn", "httptools", "uvloop")
 
 
