@@ -16,7 +16,7 @@ import pytest
 from engines import wait_until
 from ppengine.common.config import load_profile
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Submit
+from ppengine.protocol.verbs import Pause, Resume, Submit
 from serving import Served
 
 pytestmark = pytest.mark.long
@@ -32,6 +32,8 @@ def engine() -> Iterator[Served]:
         "http.listen=127.0.0.1:0", "http.processes=2", f"http.most_open={MOST}", "console.publish_hz=20",
     ]  # fmt: skip
     with Served(load_profile("tiny", settings)) as served:
+        for _ in range(20):  # Either of the two processes answers.
+            wait_until(lambda: call(served, "GET", "/ready")[0] == 200, "it is ready", 20.0)
         yield served
 
 
@@ -74,13 +76,19 @@ def call(engine: Served, method: str, path: str, body: bytes | dict[str, Any] = 
         connection.close()
 
 
-def opened(engine: Served, body: dict[str, Any]) -> socket.socket:
-    """Return a connection on which a streamed completion has begun."""
+def sent(engine: Served, body: dict[str, Any]) -> socket.socket:
+    """Return a connection on which a streamed completion was asked for."""
     host, _, port = address(engine).partition(":")
     sock = socket.create_connection((host, int(port)), 30)
     data = json.dumps({"prompt": PROMPT, "stream": True, **body}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     sock.sendall(head + data)
+    return sock
+
+
+def opened(engine: Served, body: dict[str, Any]) -> socket.socket:
+    """Return a connection on which a streamed completion has begun."""
+    sock = sent(engine, body)
     assert b"data: " in read_until(sock, b"data: ")
     return sock
 
@@ -254,7 +262,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
 
 
 def test_the_console_sees_clients_by_key_and_route(engine: Served, client: openai.OpenAI) -> None:
-    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True})
+    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True, "user": "ann"})
     client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=5, **GREEDY)
 
     async def seen() -> None:
@@ -264,6 +272,7 @@ def test_the_console_sees_clients_by_key_and_route(engine: Served, client: opena
                 >= {"/v1/completions": 1, "/v1/chat/completions": 0}.items(),
                 "one stream is open", 10.0,
             )  # fmt: skip
+            assert [one.owner for one in picture.requests] == ["ann"]
             found = {one.route: one for one in picture.clients}
             plain, chat = found["/v1/completions"], found["/v1/chat/completions"]
             assert (plain.key, plain.open) == ("http", 1) and plain.tokens_total > 0
@@ -342,21 +351,28 @@ def test_a_client_that_leaves_takes_its_request_along(engine: Served) -> None:
 
 
 def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Served) -> None:
-    socks = []
-    try:
-        for _ in range(2 * MOST):
-            socks.append(opened(engine, {"max_tokens": 480, "ignore_eos": True}))
-    except AssertionError:  # One of the two processes is full.
-        pass
-    # The kernel divides connections among the two by chance.
-    for _ in range(100):
-        status, answer, headers = call(engine, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
-        if status != 200:
-            break
-    for sock in socks:
-        sock.close()
-    assert (status, headers["retry-after"], answer["error"]["type"]) == (429, "1", "rate_limit_error")
-    wait_until(lambda: live(engine) == 0, "all are gone", 20.0)
+    async def crowd() -> list[bytes]:
+        async with engine.operator() as op:
+            await op.do(Pause(mode="keep"))  # None ends meanwhile.
+            socks = [sent(engine, {"max_tokens": 2}) for _ in range(8 * MOST)]
+            answers = [read_until(sock, b"\r\n\r\n") for sock in socks]
+            taken = sum(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+            assert len((await op.now()).requests) == taken == 2 * MOST, "both processes are full"
+            refused = [
+                answer if b"}}" in answer else answer + read_until(sock, b"}}")
+                for sock, answer in zip(socks, answers, strict=True)
+                if not answer.startswith(b"HTTP/1.1 200 ")
+            ]
+            for sock in socks:
+                sock.close()
+            await op.do(Resume())
+            await op.idle()
+            return refused
+
+    for answer in asyncio.run(crowd()):
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1" in head
+        assert json.loads(body)["error"]["type"] == "rate_limit_error"
 
 
 def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: openai.OpenAI, written: str) -> None:

@@ -12,7 +12,7 @@ from ppengine.common.config import ConfigError, ModelConfig, Profile
 from ppengine.common.http_address import parse_http
 from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
-from ppengine.http.request_fields import ChatRequest, CompletionRequest, decode
+from ppengine.http.request_fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, decode
 from ppengine.supervisor import http_port
 
 KEY = "k" * 20
@@ -46,6 +46,18 @@ def test_sampling_keeps_stop_texts_here_and_sends_the_rest() -> None:
     assert (chat.sampling().logprobs, chat.sampling().max_tokens) == (0, 3)
 
 
+def test_fields_that_an_answer_would_ignore_are_refused() -> None:
+    decode(b'{"messages": [], "add_special_tokens": false}', ChatRequest)
+    for text, kind in (
+        (b'{"messages": [], "add_special_tokens": true}', ChatRequest),
+        (b'{"prompt": "x", "temperature": 0}', TokenizeRequest),
+        (b'{"tokens": [1], "n": 2}', DetokenizeRequest),
+    ):
+        with pytest.raises(ApiError) as caught:
+            decode(text, kind)
+        assert caught.value.body.param in ("add_special_tokens", "temperature", "n")
+
+
 @pytest.mark.parametrize("text", ['{"prompt": "x", "stop": [""]}', '{"prompt": "x", "logprobs": 50}'])
 def test_a_value_out_of_its_range_names_its_field(text: str) -> None:
     with pytest.raises(ApiError) as caught:
@@ -67,6 +79,10 @@ def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: 
         with pytest.raises(ApiError) as caught:
             keys.caller(wrong)
         assert caught.value.status == 401
+    for text in ("", "# none yet\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="has no key"):
+            ApiKeys.load(str(file))
     file.write_text("ann short\n")
     with pytest.raises(ConfigError, match="line 1: write NAME KEY"):
         ApiKeys.load(str(file))
@@ -74,7 +90,16 @@ def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: 
 
 def test_without_keys_the_host_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PPCONSOLE_API_KEY", raising=False)
-    assert ApiKeys.load(None).caller(None) == "http"
+    keys = ApiKeys.load(None)
+    assert keys.caller(None) == "http"
+    keys.check(parse_http("127.0.0.1:80"))
+    with pytest.raises(ConfigError, match="other hosts can reach"):
+        keys.check(parse_http("0.0.0.0:80"))
+    monkeypatch.setenv("PPCONSOLE_API_KEY", "short")
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        ApiKeys.load(None)
+    monkeypatch.setenv("PPCONSOLE_API_KEY", KEY)
+    ApiKeys.load(None).check(parse_http("0.0.0.0:80"))
 
 
 @pytest.mark.parametrize("text", ["8000", "host:1", "0.0.0.0:70000", "::1:80", "[::1]", "http://127.0.0.1:80", ":80"])

@@ -34,6 +34,11 @@ class _Process:
             while now - marks[0][0] > RATE_S:
                 marks.popleft()
 
+    @property
+    def gone_ns(self) -> int:
+        """Time from which it is gone, unless it reports before."""
+        return self.report.mono_ns + int(AWAY_S * 1e9)
+
     def rates(self, key: _Key) -> tuple[float, float] | None:
         """Return requests and tokens a second; None before the second report."""
         marks = self.marks[key]
@@ -46,18 +51,28 @@ class HttpClients:
 
     def __init__(self) -> None:
         self._processes: dict[str, _Process] = {}
+        self._infos: list[ClientInfo] = []
+        """Made once a report: snapshots are made ten times as often."""
+        self._until_ns = 0
+        """Time at which the oldest process among them is gone."""
 
     def take(self, report: HttpReport) -> None:
         """Take one report."""
         process = self._processes.setdefault(report.role, _Process(report))
         process.take(report)
+        self._until_ns = 0
 
     def infos(self, mono_ns: int) -> list[ClientInfo]:
         """Return all clients at `mono_ns`, those with the most open requests and tokens first."""
+        if mono_ns > self._until_ns:
+            self._infos = self._made(mono_ns)
+        return self._infos
+
+    def _made(self, mono_ns: int) -> list[ClientInfo]:
         parts: dict[_Key, list[tuple[ClientCounts, tuple[float, float] | None]]] = {}
-        for process in self._processes.values():
-            if mono_ns - process.report.mono_ns > AWAY_S * 1e9:
-                continue
+        present = [process for process in self._processes.values() if process.gone_ns >= mono_ns]
+        self._until_ns = min((process.gone_ns for process in present), default=mono_ns)
+        for process in present:
             for one in process.report.clients:
                 key = one.key, one.route
                 parts.setdefault(key, []).append((one, process.rates(key)))

@@ -43,7 +43,10 @@ def main() -> int:
     assert config.profile.http.listen is not None, "the supervisor starts it with an address"
     try:
         keys = ApiKeys.load(config.profile.http.keys)
-        listener = listen(parse_http(config.profile.http.listen))
+        address = parse_http(config.profile.http.listen)
+        # The supervisor has seen the setting, not the file.
+        keys.check(address)
+        listener = listen(address)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

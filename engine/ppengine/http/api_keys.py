@@ -1,4 +1,4 @@
-"""API keys: who may use the port. Without any, everyone on this host."""
+"""API keys of the port. Without any, a loopback address is open to all users of the host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 from ppengine.common.config import ConfigError
-from ppengine.common.http_address import KEY_VARIABLE
+from ppengine.common.http_address import KEY_VARIABLE, HttpAddress
 from ppengine.http.api_errors import ApiError
 
 _BYTES_MOST = 2**20
+KEY_LEAST = 16
+"""Least characters of a key."""
 
 
 class ApiKeys:
@@ -22,15 +24,19 @@ class ApiKeys:
     @classmethod
     def load(cls, path: str | None) -> ApiKeys:
         """Read the file `path`, a key a line as `NAME KEY`, and the environment. Raises ConfigError."""
-        names = {}
-        if path is not None:
-            names = _read(Path(path))
+        names = {} if path is None else _read(Path(path))
+        if path is not None and not names:
+            raise ConfigError(f"http.keys: {path} has no key; write a line each as NAME KEY")
         if key := os.environ.get(KEY_VARIABLE, ""):
+            if len(key) < KEY_LEAST:
+                raise ConfigError(f"{KEY_VARIABLE} has {len(key)} characters; a key has {KEY_LEAST} or more")
             names[key.encode()] = "api"
         return cls(names)
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
+    def check(self, address: HttpAddress) -> None:
+        """Raise ConfigError for an address that other hosts can reach, without a key."""
+        if not self._names and not address.loopback:
+            raise ConfigError(f"http.listen is {address}, which other hosts can reach, and no API key is set")
 
     def caller(self, authorization: str | None) -> str:
         """Return the name of the key in an `Authorization` header, `http` if none is needed. Raises ApiError."""
@@ -59,7 +65,8 @@ def _read(path: Path) -> dict[bytes, str]:
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or len(words[1]) < 16:
-            raise ConfigError(f"http.keys: {path}, line {number}: write NAME KEY, with a key of 16 characters or more")
+        if len(words) != 2 or len(words[1]) < KEY_LEAST:
+            right = f"write NAME KEY, with a key of {KEY_LEAST} characters or more"
+            raise ConfigError(f"http.keys: {path}, line {number}: {right}")
         names[words[1].encode()] = words[0]
     return names

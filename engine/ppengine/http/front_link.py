@@ -221,7 +221,9 @@ class FrontLink:
 
     async def _watch_state(self) -> None:
         while True:
-            query = StateQuery(nonce=self._number(), wait_ms=0)
+            # The core answers a question that waits as soon as it has loaded.
+            loads = self.state is None or self.state.state == "loading"
+            query = StateQuery(nonce=self._number(), wait_ms=WAIT_MS if loads else 0)
             self.state = await self._ask(query, query.nonce, StateAnswer)
             self._state_at = time.monotonic()
             self.served = self.served or self.state.state == "serving"

@@ -10,7 +10,7 @@ import msgspec
 from ppengine.http.api_errors import ApiError, invalid
 from ppengine.protocol.sampling import SamplingParams
 
-T = TypeVar("T", bound="CommonFields")
+T = TypeVar("T", bound="Body")
 
 _IGNORED = frozenset({
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -18,7 +18,7 @@ _IGNORED = frozenset({
 })  # fmt: skip
 """Fields of OpenAI that say nothing about the tokens."""
 _NO_OP: dict[str, tuple[object, ...]] = {
-    "add_special_tokens": (True, False),
+    "add_special_tokens": (False,),
     "audio": (),
     "detokenize": (True,),
     "echo": (False,),
@@ -54,10 +54,15 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Send it in each event, too."""
 
 
-class CommonFields(msgspec.Struct, kw_only=True):
-    """Fields that completions and chats share. A null is the default, as OpenAI has it."""
+class Body(msgspec.Struct, kw_only=True):
+    """Every body. A null is the default, as OpenAI has it."""
 
     model: str | None = None
+
+
+class CommonFields(Body, kw_only=True):
+    """Fields that completions and chats share."""
+
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -81,16 +86,11 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     best_of: int | None = None
 
-    def wanted_logprobs(self) -> int | None:
-        """Return how many of the best log-probabilities are wanted a token; None: no log-probabilities."""
-        raise NotImplementedError
+    def params(self, most_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Return how the core samples; stop texts are found here. Raises ApiError.
 
-    def most_tokens(self) -> int | None:
-        """Return the most output tokens; None: as many as the model allows."""
-        raise NotImplementedError
-
-    def sampling(self) -> SamplingParams:
-        """Return how the core samples; stop texts are found here. Raises ApiError."""
+        `most_tokens` None: as many as the model allows. `logprobs` is the number of the best ones a token; None: none.
+        """
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid(
                 f"best_of is {self.best_of}; it must be n ({self.n or 1}): ask for n continuations", "best_of"
@@ -98,9 +98,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         try:
             # Checked with their texts, and sent without them: the core has token ids alone.
-            whole = SamplingParams(
-                **given, stop=self.stops(), max_tokens=self.most_tokens(), logprobs=self.wanted_logprobs()
-            )
+            whole = SamplingParams(**given, stop=self.stops(), max_tokens=most_tokens, logprobs=logprobs)
         except ValueError as error:
             name = str(error).split(" ", 1)[0]
             raise invalid(str(error), name if name in type(self).__struct_fields__ else None) from None
@@ -122,14 +120,11 @@ class CompletionRequest(CommonFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    add_special_tokens: bool = True
 
-    def wanted_logprobs(self) -> int | None:
-        """See `CommonFields`."""
-        return self.logprobs
-
-    def most_tokens(self) -> int | None:
-        """See `CommonFields`. The default is OpenAI's."""
-        return 16 if self.max_tokens is None else self.max_tokens
+    def sampling(self) -> SamplingParams:
+        """Return how the core samples; the default of `max_tokens` is OpenAI's. Raises ApiError."""
+        return self.params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises ApiError."""
@@ -153,7 +148,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """A message of a chat. Fields that are not here go to the template as they are."""
+    """A message of a chat, with the fields that templates read."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[ContentPart] | None = None
@@ -188,17 +183,18 @@ class ChatRequest(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def wanted_logprobs(self) -> int | None:
-        """See `CommonFields`."""
+        """Return how many of the best log-probabilities are wanted a token; None: none. Raises ApiError."""
         if self.top_logprobs and not self.logprobs:
             raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def most_tokens(self) -> int | None:
-        """See `CommonFields`."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def sampling(self) -> SamplingParams:
+        """Return how the core samples. Raises ApiError."""
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.params(most, self.wanted_logprobs())
 
 
-class TokenizeRequest(CommonFields, kw_only=True):
+class TokenizeRequest(Body, kw_only=True):
     """Body of `/tokenize`: a prompt, or the messages of a chat."""
 
     prompt: str | None = None
@@ -209,7 +205,7 @@ class TokenizeRequest(CommonFields, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(CommonFields, kw_only=True):
+class DetokenizeRequest(Body, kw_only=True):
     """Body of `/detokenize`."""
 
     tokens: list[int]

@@ -14,6 +14,7 @@ import msgspec
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
+from ppengine.common.one_line import one_line
 from ppengine.http.api_errors import ApiError, invalid, unavailable
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import Call
@@ -28,6 +29,8 @@ INLINE_CHARACTERS = 2000
 """Longer texts are tokenized on a thread, so that other streams go on: 1 ms here."""
 CHAT_MOST = 2**22
 """Most characters of a rendered chat."""
+USER_MOST = 64
+"""Most characters of `user` that consoles get as the owner of a request."""
 PROMPTS_MOST = 1024
 """Most prompts of one request."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -59,7 +62,8 @@ class Service:
         prompts = request.prompts()
         if len(prompts) > PROMPTS_MOST:
             raise invalid(f"{len(prompts)} prompts; at most {PROMPTS_MOST} are taken", "prompt")
-        ids = [one if isinstance(one, list) else await self._encode(one, special=True) for one in prompts]
+        special = request.add_special_tokens
+        ids = [one if isinstance(one, list) else await self._encode(one, special=special) for one in prompts]
         return await self._begin("cmpl", ids, request, caller)
 
     async def chat(self, request: ChatRequest, caller: Caller) -> tuple[str, Generation]:
@@ -119,7 +123,7 @@ class Service:
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     async def _begin(
-        self, prefix: str, prompts: list[list[int]], request: CommonFields, caller: Caller
+        self, prefix: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller
     ) -> tuple[str, list[Generation]]:
         sampling, name = self._sampling(request), _new_id(prefix, caller.request_id)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
@@ -127,7 +131,7 @@ class Service:
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
             for one, ids in zip(names, prompts, strict=True)
         ]
-        answer, followed = await self.link.submit(submissions, caller.name)
+        answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name)
         if answer.error and (answer.lost or answer.later):
             raise unavailable(answer.error, 5)
         if answer.error:
@@ -140,7 +144,7 @@ class Service:
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip
 
-    def _sampling(self, request: CommonFields) -> SamplingParams:
+    def _sampling(self, request: CompletionRequest | ChatRequest) -> SamplingParams:
         """Return how the core samples, with the tokens of bad words. Raises ApiError."""
         sampling = request.sampling()
         sequences = [ids for word in sampling.bad_words for ids in self.tokenizer.encode_bad_word(word)]
@@ -156,6 +160,11 @@ class Service:
 
 def _too_long(text: str, param: str) -> ApiError:
     return ApiError(400, "invalid_request_error", text, param=param, code="context_length_exceeded")
+
+
+def _owner(user: str | None) -> str:
+    """Return the user of a request as consoles show it; empty without one."""
+    return one_line(user or "", USER_MOST)
 
 
 def _new_id(prefix: str, wanted: str | None) -> str:
