@@ -2,7 +2,7 @@
 
 Each rank is a process. A graph has 40 calls in a row, in bfloat16, as in the layers of a model. `sum` is an all-reduce
 of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels.
-`--set NAME=VALUE` tries another constant of `ppkernels.gpu.collectives`.
+`--set NAME=VALUE` tries another constant of `ppkernels.gpu.collectives`, or of `card_group`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from ppengine.protocol.place import Place
-from ppengine.stage.backends.cuda.card_group import CardGroup
+from ppengine.stage.backends.cuda import card_group
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.meeting import meet
@@ -56,7 +56,7 @@ def graph_us(call: Callable[[], object], ready: Callable[[], None]) -> float:
     return sorted(times)[1]
 
 
-def measure(group: CardGroup, device: torch.device) -> None:
+def measure(group: card_group.CardGroup, device: torch.device) -> None:
     """Print a line for each number of rows."""
     norm = Norm(torch.ones(WIDTH, device=device, dtype=torch.bfloat16), None, 1e-5, centred=False)
     one = torch.zeros(1, WIDTH, device=device)
@@ -81,7 +81,7 @@ def live(folder: Path, rank: int, size: int) -> None:
     """Be one rank."""
     driver = Driver(rank)
     uuid = f"GPU-{torch.cuda.get_device_properties(driver.device).uuid}"
-    group = CardGroup(driver, uuid, Place(0, rank), size, folder, 2**26)
+    group = card_group.CardGroup(driver, uuid, Place(0, rank), size, folder, 2**26)
     book = FolderBook(folder, 1)
 
     def meet_all() -> dict[int, Wire]:
@@ -107,8 +107,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     for name, value in (each.split("=") for each in options.set):
-        assert hasattr(collectives, name), name
-        setattr(collectives, name, int(value))
+        owner = collectives if hasattr(collectives, name) else card_group
+        assert hasattr(owner, name), name
+        setattr(owner, name, int(value))
     if options.rank is not None:
         live(options.folder, options.rank, options.ranks)
         return

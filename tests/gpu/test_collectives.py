@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import re
+import subprocess
 import sys
 import time
 import traceback
@@ -167,6 +169,23 @@ def test_sums_are_added_and_normed(centred: bool, dtype: torch.dtype) -> None:
     together(2, live)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_in_two_shots_have_the_bits_of_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of uneven shares, of one that is empty, and calls in one shot between them."""
+    monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 512)
+    monkeypatch.setattr(collectives, "SHARE_TILE", 64)
+    generator = torch.Generator().manual_seed(2)
+    calls = [[torch.randn(rows, 50, generator=generator) for _ in range(size)] for rows in (7, 3, 1, 9, 7, 3)]
+    assert sum(parts[0].nbytes >= 512 for parts in calls) == 5
+
+    def live(member: Member) -> None:
+        for parts in calls:
+            assert torch.equal(member.reduce(parts[member.rank].clone()), total_of(parts))
+        assert member.counters.tolist() == [len(calls)] * collectives.PROGRAMS
+
+    together(size, live)
+
+
 def test_a_late_word_of_the_call_before_the_last_is_none() -> None:
     def live(member: Member) -> None:
         for number in range(1, 9):
@@ -176,6 +195,28 @@ def test_a_late_word_of_the_call_before_the_last_is_none() -> None:
     together(2, live)
 
     together(2, live)
+
+
+COMPILE = """
+import triton
+from ppkernels.gpu.collectives import _reduce_shares as kernel
+from triton.backends.compiler import GPUTarget
+constants = {"RANK": 0, "SIZE": 2, "PART_BYTES": 2**25, "MOST": 128, "TILE": 1024}
+types = {"part": "*bf16", "elements": "i32", "share": "i32", "table": "*i64", "counters": "*i64"}
+source = triton.compiler.ASTSource(
+    kernel, types | dict.fromkeys(constants, "constexpr"),
+    {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+    {(at,): [["tt.divisibility", 16]] for at in range(3)})
+print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+def test_parts_move_16_bytes_at_a_time() -> None:
+    """Element by element, large sums of two H200 took 1.2 to 1.4 times as long."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True)
+    assert "st.global.v4.b32" in ran.stdout
+    assert not re.findall(r"(?:ld|st)\S*\.global\S*\.b16", ran.stdout)
 
 
 def test_columns_of_uneven_width_are_gathered() -> None:
@@ -196,11 +237,13 @@ def test_flags_of_an_older_generation_are_none() -> None:
     together(2, live, base=5 << 40)
 
 
-def test_a_released_rank_waits_no_more() -> None:
+def test_a_released_rank_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def live(member: Member) -> None:
         if member.rank == 0:  # Rank 1 never calls.
             member.reduce(torch.ones(1, 64))
             member.reduce(torch.ones(1, 64, dtype=torch.float16))
+            monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 0)
+            member.reduce(torch.ones(1, 64))
 
     together(2, live, word_value=collectives.RELEASED)
 

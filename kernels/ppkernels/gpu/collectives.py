@@ -8,6 +8,7 @@ captured in a graph: its number comes from counters on the device.
 |---|---|
 | up to `WORD_BYTES`, half precision | each 4 bytes in a word of 8 with the call's number: data is its own flag |
 | more | data, then a flag of each program in each inbox |
+| sums of `TWO_SHOT_BYTES` and more | two shots: each rank adds a share of the rows and sends the sums to the others |
 
 Two inboxes alternate. A rank writes into one again in the next call but one. It has then had data of
 the call between from every rank, each of which had read the older one before. A kernel begins when all
@@ -16,7 +17,7 @@ before it on its stream have ended, so rows may go to other programs in each cal
 Memory of a rank, on its device:
 
     data        [2][size][part_bytes], by call and sender
-    flags       int64 [size][PROGRAMS], by sender
+    flags       int64 [2][size][PROGRAMS], by shot and sender
     words       int64 [2][size][WORD_BYTES / 4], by call and sender; zero before the ranks join
 
 Table of a rank, int64 on its device:
@@ -40,9 +41,13 @@ from ppkernels.gpu.norms import normed
 PROGRAMS = 128
 """Most programs of a call; all of them must be resident at once."""
 WORD_BYTES = 2**19
+TWO_SHOT_BYTES = 2**24
+"""Smallest part whose sum is made in two shots; below, their second wait costs more than the reads they save."""
+SHARE_TILE, SHARE_WARPS = 16384, 16
+"""Elements that a program of a sum in two shots moves at once, and its warps."""
 TILE = 2048
 """Elements that a program of a gather moves at once."""
-WARP = 1024
+WARP = 512
 """Elements of a row that a warp adds."""
 RELEASED = 1 << 62
 _JOINED, _RELEASE_WORD, _MEMORY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -75,7 +80,15 @@ def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: i
 
     `counters` [PROGRAMS] int64 is the number of calls so far, the same on every rank.
     """
-    _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
+    if part.nbytes < TWO_SHOT_BYTES:
+        _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
+        return
+    share = triton.cdiv(triton.cdiv(part.numel(), size), SHARE_TILE) * SHARE_TILE
+    programs = min(PROGRAMS, share // SHARE_TILE)
+    _reduce_shares[(programs,)](
+        part, part.numel(), share, table, counters, rank, size, part_bytes, PROGRAMS, SHARE_TILE,
+        num_warps=SHARE_WARPS,
+    )  # fmt: skip
 
 
 class NormOf(NamedTuple):
@@ -111,7 +124,7 @@ def all_gather(
 
 
 def _words_at(size: int, part_bytes: int) -> int:
-    return 2 * size * part_bytes + size * PROGRAMS * 8
+    return 2 * size * part_bytes + 2 * size * PROGRAMS * 8
 
 
 def _reduce(
@@ -152,7 +165,7 @@ def _reduce(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "residual_stride"])
+@triton.jit(do_not_specialize=["rows"])
 def _reduce_rows(
     part, residual, weight, bias, output, rows, residual_stride, eps, table, counters,
     WIDTH: tl.constexpr, NORM: tl.constexpr, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
@@ -217,6 +230,59 @@ def _reduce_rows(
 
 
 @triton.jit
+def _reduce_shares(
+    part, elements, share, table, counters,
+    RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Add the rank's share of `elements`, consecutive ones, and send the sums; other ranks send those of theirs.
+
+    An inbox has a part of the receiver's share from the first shot, and sums of the sender's share from the second, so
+    that neither is written over the other.
+    """
+    program, programs, lanes = tl.program_id(0), tl.num_programs(0), tl.arange(0, TILE)
+    joined = tl.load(table + _JOINED) != 0
+    number = tl.load(counters + program) + 1
+    parity = number & 1
+    own, own_end = RANK * share, tl.minimum(elements, (RANK + 1) * share)
+    if joined:
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                for first in range(
+                    peer * share + program * TILE, tl.minimum(elements, (peer + 1) * share), programs * TILE
+                ):
+                    at = first + lanes
+                    tl.store(theirs + at, tl.load(part + at, mask=at < elements), mask=at < elements)
+        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
+        for first in range(own + program * TILE, own_end, programs * TILE):
+            at = first + lanes
+            total = tl.zeros((TILE,), tl.float32)
+            for peer in tl.static_range(SIZE):
+                if peer == RANK:
+                    total += tl.load(part + at, mask=at < elements, other=0.0).to(tl.float32)
+                else:
+                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    total += tl.load(mine + at, mask=at < elements, other=0.0, cache_modifier=".cv").to(tl.float32)
+            kept = total.to(part.dtype.element_ty)
+            tl.store(part + at, kept, mask=at < elements)
+            for peer in tl.static_range(SIZE):
+                if peer != RANK:
+                    theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                    tl.store(theirs + at, kept, mask=at < elements)
+        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES + SIZE * MOST * 8, MOST)
+        for peer in tl.static_range(SIZE):
+            if peer != RANK:
+                mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                for first in range(
+                    peer * share + program * TILE, tl.minimum(elements, (peer + 1) * share), programs * TILE
+                ):
+                    at = first + lanes
+                    sums = tl.load(mine + at, mask=at < elements, other=0.0, cache_modifier=".cv")
+                    tl.store(part + at, sums, mask=at < elements)
+    _count(counters, program, programs, number, MOST)
+
+
+@triton.jit
 def _all_gather(
     part, result, rows, columns, table, counters,
     RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
@@ -256,14 +322,15 @@ def _all_gather(
 def _data(part, table, owner: tl.constexpr, sender: tl.constexpr, parity, SIZE: tl.constexpr, PART_BYTES: tl.constexpr):
     """Return where the part of `sender` is in the memory of `owner`."""
     address = tl.load(table + _MEMORY + owner) + (parity * SIZE + sender) * PART_BYTES
-    return tl.multiple_of(address, 16).to(tl.pointer_type(part.dtype.element_ty))
+    # Said of the pointer: from a number, the compiler takes no alignment over, and moves element by element.
+    return tl.multiple_of(address.to(tl.pointer_type(part.dtype.element_ty)), 16)
 
 
 @triton.jit
 def _words(table, owner: tl.constexpr, sender: tl.constexpr, number, SIZE: tl.constexpr, AT: tl.constexpr,
            WORDS: tl.constexpr):  # fmt: skip
     address = tl.load(table + _MEMORY + owner) + AT + ((number & 1) * SIZE + sender) * (WORDS * 8)
-    return tl.multiple_of(address, 16).to(tl.pointer_type(tl.int64))
+    return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
 
 
 @triton.jit
