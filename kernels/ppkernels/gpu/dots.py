@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -38,3 +39,9 @@ def dot_type(dtype: torch.dtype) -> Any:
     interpreter, which lacks it.
     """
     return tl.float32 if gpu.interpreted and dtype == torch.bfloat16 else _TYPES[dtype]
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of `device`."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

@@ -10,15 +10,13 @@ work return at once.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
-from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
+from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
 
 LEAST_ROWS = 16
 """Rows of the smallest matrix product: fewer query heads are padded."""
@@ -99,12 +97,6 @@ def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
 def split_count(programs: int, tiles: int, places: int) -> int:
     """Return how many parts a context of at most `tiles` has if rows need `programs`."""
     return max(1, min(places // programs, tiles))
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of `device`."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @triton.jit

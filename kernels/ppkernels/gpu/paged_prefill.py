@@ -14,14 +14,19 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
-from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type
+from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
 
 
-def choose_tiles(wide: int, element_size: int) -> Tiles:
-    """Return tiles for heads of `wide` elements, a power of two, that fit into a processor."""
+def choose_tiles(wide: int, element_size: int, queries: int, places: int) -> Tiles:
+    """Return tiles for heads of `wide` elements, a power of two, that fit into one of `places` processors.
+
+    `queries` are tokens times heads of the step. Few of them get smaller tiles, so that no processor idles.
+    """
     if element_size == 4:  # without matrix units: larger tiles spill registers
         return Tiles(64, 32, 8, 2) if wide <= 64 else Tiles(16, 16, 4, 2)
-    return Tiles(128, 64, 4, 3) if wide <= 128 else Tiles(64, 64, 8, 2)
+    if wide > 128:
+        return Tiles(64, 64, 8, 2)
+    return Tiles(128, 64, 4, 3) if queries >= 128 * 2 * places else Tiles(64, 64, 4, 3)
 
 
 def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
@@ -29,7 +34,7 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
     _, _, block_size, kv_heads, head_dim = kv.shape
     group = heads // kv_heads
     wide = max(16, triton.next_power_of_2(head_dim))
-    tiles = choose_tiles(wide, kv.element_size())
+    tiles = choose_tiles(wide, kv.element_size(), len(fused) * heads, processors(kv.device))
     rows_wide = max(tiles.queries, triton.next_power_of_2(group))
     tile_tokens = rows_wide // group
     rows = len(batch.query_lens)
