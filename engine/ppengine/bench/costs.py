@@ -203,17 +203,23 @@ class GivenRates(msgspec.Struct, frozen=True, kw_only=True):
     tflops: float
     hop_us: float
     reduce_us: float
+    """Fixed time of an all-reduce."""
+    link_gbps: float
+    """Rate of a hop and of an all-reduce."""
     step_us: float
     """Time of a decode step through all layers in which nothing runs on the card."""
+    layer_us: float
+    """Time of a layer with more than one token beside its bytes and products: its kernels begin and end."""
 
 
 def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: list[int], device: str) -> Costs:
     """Return the costs of cards with `rates`: weights and context are read once a step, products come on top.
 
-    A message of a hop, and of an all-reduce, takes its fixed time and its bytes twice at the rate of memory. The time
-    of a step without a running kernel is spread over all layers: it is between kernels.
+    A message of a hop, and of an all-reduce, takes its fixed time and its bytes at the rate of the link. The time of a
+    step without a running kernel is spread over all layers: it is between kernels. Products of one token are chained
+    to each other on cards, others are not: so they have `layer_us` more.
     """
-    byte_s, flop_s = 1e-9 / rates.gbps, 1e-12 / rates.tflops
+    byte_s, flop_s, link_s = 1e-9 / rates.gbps, 1e-12 / rates.tflops, 1e-9 / rates.link_gbps
     shares, idle_s = [], rates.step_us * 1e-6 / spec.num_layers
     for size in ranks:
         shard = shard_of(spec, 0, size)
@@ -224,16 +230,21 @@ def costs_of_rates(spec: ModelSpec, rates: GivenRates, item_bytes: int, ranks: l
         shares.append(
             ShareTimes(
                 tensor=size, threads=1, busy=False,
-                layer=_line(idle_s + layer * byte_s, 2 * layer / item_bytes * flop_s),
+                layer=_layer(idle_s + layer * byte_s, 2 * layer / item_bytes * flop_s, rates.layer_us * 1e-6),
                 context_s=kv * byte_s, pair_s=pair,
                 head=_line(head * byte_s, 2 * head / item_bytes * flop_s), embed=_line(0.0, 0.0),
             )
         )  # fmt: skip
-    hop, joined = _line(rates.hop_us * 1e-6, 2 * byte_s), _line(rates.reduce_us * 1e-6, 2 * byte_s)
+    hop, joined = _line(rates.hop_us * 1e-6, link_s), _line(rates.reduce_us * 1e-6, link_s)
     return Costs(
         device=device, cores=0, item_bytes=item_bytes, shares=shares, hop=hop,
         reduce=dict.fromkeys([size for size in ranks if size > 1], joined),
     )  # fmt: skip
+
+
+def _layer(begin: float, slope: float, more: float) -> Curve:
+    """Return a line that is `more` higher from two tokens on."""
+    return Curve([(1.0, begin + slope), (2.0, begin + 2 * slope + more), (3.0, begin + 3 * slope + more)])
 
 
 def _line(begin: float, slope: float) -> Curve:

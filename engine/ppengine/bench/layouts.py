@@ -20,8 +20,6 @@ from ppengine.common.memory_arithmetic import StageBudget, block_bytes, fewest_b
 from ppengine.common.partition import partition_layers
 from ppengine.common.sizes import size_text
 
-CALLS_MEASURED = False
-"""Whether the cost of an all-reduce between cards was measured; until then no layout with ranks on cards is taken."""
 ALIKE = 0.02
 """Share of tokens a second by which layouts count as equally fast; then the one with fewer places is taken."""
 
@@ -50,7 +48,6 @@ class Layout(msgspec.Struct, kw_only=True):
     pipeline: int
     tensor: int
     refusal: str = ""
-    note: str = ""
     layers: list[int] = []
     weights_bytes: list[int] = []
     """Those of a rank, by stage."""
@@ -78,11 +75,6 @@ class Layout(msgspec.Struct, kw_only=True):
         """`pipeline x tensor`."""
         return f"{self.pipeline} x {self.tensor}"
 
-    @property
-    def runs(self) -> bool:
-        """Whether an engine of today would start with it."""
-        return not self.refusal and not self.note
-
 
 def all_layouts(places: int) -> list[tuple[int, int]]:
     """Return pipeline and tensor of every layout of at most `places` processes, in order."""
@@ -105,8 +97,6 @@ def lay_out(
         made.refusal = str(error)
         return made
     made.layers = [end - start for start, end in spans]
-    if machine.cards and tensor > 1 and not CALLS_MEASURED:
-        made.note = "calls between cards were never measured: an estimate alone"
     made.threads = profile.threads_per_stage or max(1, machine.cores // made.places) if machine.cores else 1
     _fill(made, spec, profile, machine, item_bytes, load)
     return made
@@ -187,7 +177,7 @@ def estimate(made: Layout, spec: ModelSpec, profile: Profile, costs: Costs, load
 
 def choose(layouts: list[Layout]) -> tuple[Layout | None, str]:
     """Return the layout to take, and why in one line; None if none fits."""
-    runs = [each for each in layouts if each.runs and each.tokens_s is not None]
+    runs = [each for each in layouts if not each.refusal and each.tokens_s is not None]
     if not runs:
         return None, "no layout fits"
     most = max(each.tokens_s or 0.0 for each in runs)

@@ -25,9 +25,12 @@ from ppengine.offline.arguments import make_profile
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.error_text import PREFIX, one_line
 
-HOP_US, REDUCE_US, STEP_US = 20.0, 7.0, 200.0
-"""Times of cards, if no option gives them, as measured on H200: an 8 KiB hop in a CUDA graph, an all-reduce of 128 KiB
-there, and the part of a decode step in which nothing runs on the card."""
+HOP_US, REDUCE_US, LINK_GBPS = 20.0, 3.3, 200.0
+"""Messages of cards, if no option gives them, as measured on two H200 in CUDA graphs: a hop and an all-reduce of 8 KiB,
+and the rate of large ones."""
+STEP_US, LAYER_US = 200.0, 30.0
+"""Times of cards, likewise: the part of a decode step in which nothing runs on the card, and the time by which a layer
+with more than one token takes longer than its bytes do."""
 _HANDLE_BYTES = 2 << 20
 _GIB = 1 << 30
 
@@ -63,7 +66,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hop-us", type=rate, default=HOP_US, help=f"of cards: a message to the next stage ({HOP_US})")
     parser.add_argument("--reduce-us", type=rate, default=REDUCE_US, help=f"of cards: an all-reduce ({REDUCE_US})")
     parser.add_argument(
+        "--link-gbps", type=rate, default=LINK_GBPS, help=f"of cards: rate of large messages ({LINK_GBPS})"
+    )
+    parser.add_argument(
         "--step-us", type=rate, default=STEP_US, help=f"of cards: idle time of a decode step ({STEP_US})"
+    )
+    parser.add_argument(
+        "--layer-us", type=rate, default=LAYER_US, help=f"of cards: a layer's time beside reading ({LAYER_US})"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
@@ -204,7 +213,7 @@ def card_costs(
         )
     rates = GivenRates(
         gbps=here.copy_gbps, tflops=here.product_tflops, hop_us=arguments.hop_us, reduce_us=arguments.reduce_us,
-        step_us=arguments.step_us,
+        link_gbps=arguments.link_gbps, step_us=arguments.step_us, layer_us=arguments.layer_us,
     )  # fmt: skip
     return costs_of_rates(spec, rates, item_bytes, sorted({each.tensor for each in fits}), here.device)
 
@@ -223,7 +232,7 @@ def text(plan: Plan) -> list[str]:
         weights = size_text(max(each.weights_bytes))
         lines.append(
             f"{each.name:>8}{weights:>14}{each.blocks:>10}{each.at_once:>11}{each.tokens_s or 0:>12,.1f}"
-            f"{each.single_tokens_s or 0:>13,.1f}{'   ' + each.note if each.note else ''}"
+            f"{each.single_tokens_s or 0:>13,.1f}"
         )
     lines += [f"{each.name:>8}  no: {each.refusal}" for each in plan.layouts if each.refusal]
     lines.append(f"take {plan.take}: {plan.why}" if plan.take else plan.why)
