@@ -10,7 +10,7 @@ from batches import Paged, make_paged
 from ppkernels.activation import silu_and_mul_reference
 from ppkernels.attention_plan import AttentionPlan
 from ppkernels.cpu.linear import pack
-from ppkernels.cpu.llama_layer import BAD_SLOT, DONE, LayerWeights, Rows, llama_layer
+from ppkernels.cpu.llama_layer import BAD_SLOT, DONE, LayerWeights, Rows, absent, llama_layer
 from ppkernels.norms import rms_norm_reference
 from ppkernels.paged_attention import paged_attention_reference
 from ppkernels.rotary import rotary_tables, rotate_reference
@@ -59,10 +59,9 @@ class Case:
     def run(self) -> tuple[int, Tensor]:
         """Return what the kernel says, and the residual stream behind the layer."""
         batch, residual = self.paged.batch, self.hidden.clone()
-        arrays = {
-            name: value if value is None else (pack(value.clone()) if value.dim() == 2 else value).numpy()
-            for name, value in self.weights.items()
-        }
+        given = {name: value for name, value in self.weights.items() if value is not None}
+        arrays = dict.fromkeys(self.weights, absent(residual.numpy()))
+        arrays |= {n: (pack(value.clone()) if value.dim() == 2 else value).numpy() for n, value in given.items()}
         tensors = (self.cos, self.sin, batch.positions, batch.slot_mapping, batch.query_start[:-1],
                    batch.query_start[1:], batch.seq_lens, batch.block_tables)  # fmt: skip
         rows = Rows(*(tensor.numpy() for tensor in tensors))
@@ -123,3 +122,10 @@ def test_bad_indices_are_told_before_anything_is_written() -> None:
     done, residual = case.run()
     assert done == BAD_SLOT and torch.equal(residual, case.hidden)
     torch.testing.assert_close(case.paged.kv, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_absent_weights_need_no_further_version() -> None:
+    Case("decodes", torch.float32, False).run()
+    versions = set(llama_layer.signatures)
+    Case("decodes", torch.float32, True).run()
+    assert set(llama_layer.signatures) == versions

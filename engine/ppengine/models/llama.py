@@ -9,7 +9,7 @@ import torch
 from ppkernels.activation_kind import Activation
 from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
-from ppkernels.cpu.llama_layer import BAD_SLOT, LayerWeights, Rows, llama_layer
+from ppkernels.cpu.llama_layer import BAD_SLOT, LayerWeights, Rows, absent, llama_layer
 from ppkernels.cpu.paged_attention import refuse_row
 from ppkernels.cpu.store_kv import refuse_slots
 from ppkernels.cpu.vectors import takes_cache
@@ -134,8 +134,9 @@ class LlamaLayer(Layer):
 
         def array(part: Tensor | Norm | None) -> Any:
             tensor = part.weight if isinstance(part, Norm) else part
-            return None if tensor is None else tensor.numpy()
+            return none if tensor is None else tensor.numpy()
 
+        none = absent(self.qkv.weight.numpy())
         return LayerWeights(
             input_norm=array(self.input_norm),
             qkv=array(self.qkv.weight),

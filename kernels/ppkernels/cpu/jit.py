@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core.caching import IndexDataCacheFile
+from numba.core.types import unliteral
 
 from ppkernels.cpu.vectors import VECTOR_BYTES
 
@@ -39,9 +40,11 @@ def compiled(function: Kernel) -> Kernel:
     return cast(Kernel, kernel)
 
 
-def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, signature: Any) -> Any:
+def _compile_alone(compile_or_load: Callable[[Any], Any], lock: Path, types: tuple[Any, ...]) -> Any:
+    # numba has a type for each constant; a kernel called with 0 and with a variable would be compiled twice.
+    types = tuple(cast(Any, unliteral)(each) for each in types)
     with _turn(lock):
-        return compile_or_load(signature)
+        return compile_or_load(types)
 
 
 _compiling = threading.RLock()

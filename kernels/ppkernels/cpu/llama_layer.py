@@ -23,7 +23,7 @@ DONE, BAD_SLOT = -1, -2
 
 
 class LayerWeights(NamedTuple):
-    """Arrays of one layer. Matrices are packed; biases and norms of heads may be None."""
+    """Arrays of one layer. Matrices are packed; biases and norms of heads may be `absent`."""
 
     input_norm: Any
     qkv: Any
@@ -50,6 +50,14 @@ class Rows(NamedTuple):
     ends: Any
     lengths: Any
     tables: Any
+
+
+def absent(like: Any) -> Any:
+    """Return an array in place of weights that a model does not have.
+
+    With None instead, numba would compile the layer once for each set of absent weights.
+    """
+    return np.empty(0, like.dtype)
 
 
 @jit.compiled
@@ -91,9 +99,8 @@ def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps
 
 @jit.compiled
 def _linear(x: Any, weight: Any, bias: Any, y: Any, add: bool) -> None:
-    # numba compiles a function for each constant argument; this expression is not a constant.
-    multiply(x, weight, y, add & (len(x) > 0))
-    if bias is not None:
+    multiply(x, weight, y, add)
+    if len(bias) > 0:
         for row in range(len(y)):
             for i in range(y.shape[1]):
                 y[row, i] += bias[i]
@@ -101,6 +108,6 @@ def _linear(x: Any, weight: Any, bias: Any, y: Any, add: bool) -> None:
 
 @jit.compiled
 def _norm_heads(fused: Any, first: int, end: int, weight: Any, eps: float) -> None:
-    if weight is not None:
+    if len(weight) > 0:
         for token in range(len(fused)):
             rms_norm_rows(fused[token, first:end], weight, eps, fused[token, first:end])
