@@ -11,7 +11,7 @@ import pytest
 from ppengine.gateway import audit, event_journal
 from ppengine.gateway.audit import AuditError, AuditLog, Entry, audit_file
 from ppengine.gateway.event_journal import EventJournal
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 
 
 class FullDisk:

@@ -9,7 +9,7 @@ import pytest
 import zmq
 from monitor_helpers import PRINCIPAL, until
 from ppengine.common import logs
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, OF_KEY_MOST, Sessions

@@ -17,7 +17,7 @@ from ppengine.gateway.commands import REPEAT_S, CommandDesk
 from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.event_journal import FILE, OLDER, EventJournal
 from ppengine.gateway.event_journal import Entry as Numbered
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.sessions import ATTACHED_S, Sessions

@@ -13,7 +13,7 @@ from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.collector import Collector
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.gateway import Gateway
 from ppengine.gateway.merge import Inputs, merge
 from ppengine.protocol.discovery import process_start

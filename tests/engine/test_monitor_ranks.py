@@ -17,7 +17,7 @@ from ppengine.common.procfs import read_stat
 from ppengine.gateway.agent_desk import _stacks
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.continue_stage import continue_stage
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.fault_record import FaultRecorder
 from ppengine.gateway.stack_probe import StackProbe
 from ppengine.protocol.control import Command, Inspect, Outcome

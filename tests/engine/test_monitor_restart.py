@@ -13,7 +13,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.diagnosis import fault_log
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.gateway.collector import Collector
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.protocol.facts import Exited, Lost, Serving
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding

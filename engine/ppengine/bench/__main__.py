@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ppengine.bench.arguments import Overdue, Parser, above_zero, at_least_one, overdue_after, share
 from ppengine.bench.beside import beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
+from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, share
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.protocol import frames
 from ppengine.protocol.control import ErrorCode, Failed, Fetch, Fetched, Inspect, Inspected, Replay
 from ppengine.protocol.inspection import FaultsDetail

@@ -21,7 +21,7 @@ from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.device_rooms import Timed, device_rooms
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.far_links import FarLinks
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
 from ppengine.gateway.http_clients import HttpClients

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from ppengine.gateway.audit import ENDS, AuditError, AuditLog, Entry
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.kept_commands import Kept, is_end, line_of, outcome_name, reply_text
 from ppengine.gateway.sessions import Sessions
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Reply

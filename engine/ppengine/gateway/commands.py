@@ -17,7 +17,7 @@ from ppengine.gateway.command_answers import Answers
 from ppengine.gateway.command_checks import refusal_of
 from ppengine.gateway.command_effects import Effects, EngineAccess
 from ppengine.gateway.control_lease import ControlLease
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.kept_commands import (
     Kept,
     as_recorded,

@@ -17,7 +17,7 @@ from ppengine.gateway.collector import Collector
 from ppengine.gateway.commands import CommandDesk
 from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.engine_access import EngineLink
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.gateway_sockets import Received, Sockets, received
 from ppengine.gateway.keyring import Principal
 from ppengine.gateway.past_desk import LIST_BYTES, PastDesk

@@ -29,7 +29,7 @@ from ppengine.gateway.connections import Connections
 from ppengine.gateway.consoles import Consoles
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.event_journal import EventJournal
-from ppengine.gateway.events import KEPT, EventLog
+from ppengine.gateway.event_log import KEPT, EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
 from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ppengine.gateway.commands import CommandDesk
-from ppengine.gateway.events import EventLog
+from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.sessions import Sessions
 from ppengine.protocol.reports import Recall, Recalled
 
