@@ -55,6 +55,8 @@ CASES = [
     case("qwen3", 1, tensor=4, scheduler=AHEAD),
     case("tiny", 1),
     case("tiny", 3, scheduler={**SWAP, **AHEAD}),
+    case("glm", 2, tensor=2),
+    case("glm4", 2, scheduler=SWAP),
 ]
 
 

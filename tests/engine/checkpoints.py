@@ -16,14 +16,23 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4Config,
+    GlmConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.utils import logging as transformers_logging
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
-FAMILIES = ("opt", "opt-350m", "llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("opt", "opt-350m", "llama", "mistral", "qwen2", "qwen3", "glm", "glm4")
 _IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _OPT: dict[str, Any] = {
     "hidden_size": 32, "ffn_dim": 64, "num_attention_heads": 4, "max_position_embeddings": 512,
@@ -40,6 +49,8 @@ _CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "mistral": (MistralConfig, {**_LLAMA, "head_dim": 8, "tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, {**_LLAMA, "tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {**_LLAMA, "head_dim": 16, "tie_word_embeddings": True}),
+    "glm": (GlmConfig, {**_LLAMA, "head_dim": 16, "tie_word_embeddings": False}),
+    "glm4": (Glm4Config, {**_LLAMA, "head_dim": 16, "tie_word_embeddings": False}),
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from checkpoints import FAMILIES, make_checkpoint
 from ppengine.checkpoint.model_spec import CheckpointError, ModelSpec, read_spec
+from ppengine.checkpoint.rope_spec import RopeSpec
 from ppengine.common.config import ConfigError
 from ppengine.common.partition import partition_layers
 
@@ -32,14 +33,14 @@ def test_shapes_of_what_transformers_writes(family: str, tmp_path: Path) -> None
     spec = read_spec(make_checkpoint(tmp_path, family, dtype="bfloat16", layers=3))
     assert spec.model_type == family.removesuffix("-350m")
     assert (spec.num_layers, spec.hidden_size, spec.num_heads, spec.vocab_size) == (3, 32, 4, 128)
-    assert spec.head_dim == (16 if family == "qwen3" else 8)
+    assert spec.head_dim == (16 if family in ("qwen3", "glm", "glm4") else 8)
     assert spec.num_kv_heads == (4 if family.startswith("opt") else 2)
     assert spec.embed_dim == (16 if family == "opt-350m" else 32)
     assert (spec.intermediate_size, spec.max_position, spec.max_model_len) == (64, 512, 512)
     assert spec.dtype == "bfloat16"
     assert spec.eos_token_ids == [2]
-    assert spec.tie_word_embeddings == (family not in ("llama", "mistral"))
-    assert spec.qkv_bias == (family in ("opt", "opt-350m", "qwen2"))
+    assert spec.tie_word_embeddings == (family not in ("llama", "mistral", "glm", "glm4"))
+    assert spec.qkv_bias == (family in ("opt", "opt-350m", "qwen2", "glm", "glm4"))
     assert spec.qk_norm == (family == "qwen3")
     assert (spec.norm_before, spec.final_norm) == ((False, False) if family == "opt-350m" else (True, True))
 
@@ -81,6 +82,24 @@ def test_what_an_old_config_leaves_out(tmp_path: Path) -> None:
     assert spec_of(tmp_path, model_type="qwen3", architectures=["Qwen3ForCausalLM"]).head_dim == 128
 
 
+def test_fields_that_glm_leaves_out(tmp_path: Path) -> None:
+    """The defaults of transformers, which writes the factor among the parameters of the rope."""
+    glm = {**LLAMA, "model_type": "glm", "architectures": ["GlmForCausalLM"], "num_key_value_heads": ...}
+    spec = spec_of(tmp_path, glm, rms_norm_eps=..., mlp_bias=True)
+    assert (spec.head_dim, spec.num_kv_heads, spec.norm_eps) == (128, 2, 1.5625e-7)
+    assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias) == (True, False, False)
+    assert (spec.fused_gate_up, spec.output_norms) == (True, False)
+    assert spec.rope == RopeSpec(width=64, interleaved=True)
+    glm4 = {**glm, "model_type": "glm4", "architectures": ["Glm4ForCausalLM"]}
+    spec = spec_of(tmp_path, glm4, head_dim=32, rope_parameters={"rope_theta": 5e5, "partial_rotary_factor": 0.25})
+    assert spec.output_norms
+    assert spec.rope == RopeSpec(theta=5e5, width=8, interleaved=True)
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor 0\.1 turns 3 of the 32 dimensions of a head; it"):
+        spec_of(tmp_path, glm4, head_dim=32, partial_rotary_factor=0.1)
+    with pytest.raises(CheckpointError, match=r"head_dim is 7; it must be even"):
+        spec_of(tmp_path, glm4, head_dim=7)
+
+
 def test_sliding_windows_cap_the_length(tmp_path: Path) -> None:
     mistral = {**LLAMA, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     spec = spec_of(tmp_path, mistral, sliding_window=512)
@@ -101,7 +120,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": (
         {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
         "GPT2LMHeadModel is not supported; these work: OPTForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
-        "Qwen2ForCausalLM, Qwen3ForCausalLM",
+        "Qwen2ForCausalLM, Qwen3ForCausalLM, GlmForCausalLM, Glm4ForCausalLM",
     ),
     "another type": ({"architectures": ..., "model_type": "mamba"}, "'mamba' is not supported; these work: OPT"),
     "no head": ({"architectures": ["LlamaModel"]}, "LlamaModel is not supported"),

@@ -177,6 +177,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "glm rope yarn": (
+        "glm",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 128,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+    ),
+    "glm that turns a quarter": ("glm", {"partial_rotary_factor": 0.25}),
+    "glm4 that turns whole heads": ("glm4", {"partial_rotary_factor": 1.0}),
+    "glm4 no biases, tied": ("glm4", {"attention_bias": False, "tie_word_embeddings": True}),
     "qwen2 untied": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3 biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
     "mistral within its window": ("mistral", {"sliding_window": 40}),

@@ -41,6 +41,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {"intermediate_size": 80}),
     "qwen2 untied": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("qwen3", {}),
+    "glm, replicated KV heads": ("glm", {"num_attention_heads": 8, "vocab_size": 144}),
+    "glm4, uneven": ("glm4", {"intermediate_size": 70, "vocab_size": 131}),
     "qwen3 biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
 }
 
@@ -114,7 +116,7 @@ def test_split_models_give_the_logits_of_transformers(name: str, folders: Folder
         assert all(torch.equal(each, passed[0]) for each in passed), f"{size} ranks, {stages} stages"
 
 
-@pytest.mark.parametrize("name", ["opt", "opt-350m", "qwen3"])
+@pytest.mark.parametrize("name", ["opt", "opt-350m", "qwen3", "glm4, uneven"])
 def test_plain_weights_and_float32(name: str, folders: Folders) -> None:
     folder = folders(name)
     expected = exact(folder)

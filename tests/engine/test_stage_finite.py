@@ -21,7 +21,7 @@ from ppengine.stage.finite_check import HOLD_S, FiniteCheck, is_finite
 from ppengine.stage.generations import Generations
 
 BLOCK, LAYERS = 8, 4
-FAMILIES = ("opt", "opt-350m", "llama", "qwen3")
+FAMILIES = ("opt", "opt-350m", "llama", "qwen3", "glm4")
 
 
 class Clock:

@@ -42,6 +42,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64, "attention_bias": True,
         "max_position_embeddings": LENGTH, "tie_word_embeddings": False, **_IDS,
     },
+    "glm4": {
+        "architectures": ["Glm4ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 80,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 64,
+        "max_position_embeddings": LENGTH, "tie_word_embeddings": False, **_IDS,
+    },
 }  # fmt: skip
 STEPS = [[Row(0, 0, 9, True, -2)], [Row(0, 9, 1, True, 5)], [Row(0, 10, 1, True, 7), Row(1, 0, 3, True, -2)]]
 """A prompt; one token, whose products are of few rows; and a decode beside a prompt."""

@@ -51,7 +51,7 @@ class Case:
             "out": draw(HIDDEN, HEADS * WIDTH), "gate_up": draw(2 * INNER, HIDDEN), "down": draw(HIDDEN, INNER),
         }  # fmt: skip
         some = {"qkv_bias": fused, "out_bias": HIDDEN, "gate_up_bias": 2 * INNER, "down_bias": HIDDEN,
-                "q_norm": WIDTH, "k_norm": WIDTH}  # fmt: skip
+                "q_norm": WIDTH, "k_norm": WIDTH, "out_norm": HIDDEN, "down_norm": HIDDEN}  # fmt: skip
         self.weights |= {name: draw(size) if optional else None for name, size in some.items()}
         self.cos, self.sin = rotary_tables(torch.rand(WIDTH // 2, generator=generator), 128, 1.0, dtype)
         self.hidden = draw(len(self.paged.batch.positions), HIDDEN)
@@ -75,6 +75,10 @@ class Case:
         def linear(x: Tensor, name: str) -> Tensor:
             return torch.nn.functional.linear(x, weights[name], weights[f"{name}_bias"])
 
+        def output(x: Tensor, name: str) -> Tensor:
+            norm, y = weights[f"{name}_norm"], linear(x, name)
+            return y if norm is None else rms_norm_reference(y, norm, EPS)
+
         both = HEADS + KV_HEADS
         fused = linear(rms_norm_reference(self.hidden, weights["input_norm"], EPS), "qkv").view(
             len(self.hidden), -1, WIDTH
@@ -85,9 +89,9 @@ class Case:
         rotate_reference(fused, both, self.cos, self.sin, batch.positions)
         store_kv_reference(kv, fused, batch.slot_mapping)
         plan = AttentionPlan(batch, HEADS, fused.dtype)
-        hidden = self.hidden + linear(paged_attention_reference(fused, kv, plan), "out")
+        hidden = self.hidden + output(paged_attention_reference(fused, kv, plan), "out")
         gate_up = linear(rms_norm_reference(hidden, weights["mlp_norm"], EPS), "gate_up")
-        return hidden + linear(silu_and_mul_reference(gate_up), "down"), kv
+        return hidden + output(silu_and_mul_reference(gate_up), "down"), kv
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

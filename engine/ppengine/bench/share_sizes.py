@@ -47,7 +47,7 @@ def _layer(spec: ModelSpec, shard: Shard) -> int:
     fused = query + 2 * shard.num_kv_heads * spec.head_dim
     inner = shard.inner[1] - shard.inner[0]
     up = inner * (1 if spec.model_type == "opt" else 2)
-    count = hidden * (fused + query + up + inner) + 2 * _norm(spec)
+    count = hidden * (fused + query + up + inner) + (4 if spec.output_norms else 2) * _norm(spec)
     count += fused * spec.qkv_bias + hidden * spec.out_bias + (up + hidden) * spec.mlp_bias
     return count + 2 * spec.head_dim * spec.qk_norm
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ppengine.checkpoint.config_json import CheckpointError, FieldError, count, number, read_json, token_ids, typed
+from ppengine.checkpoint.rope_spec import RopeSpec, read_rope
 from ppengine.checkpoint.tensor_files import check_weights, tensor_files
 from ppengine.common.config import DTYPES, LAYERS_MOST, MODEL_LEN_MOST
 from ppengine.protocol.error_text import one_line, shown
@@ -17,7 +17,6 @@ __all__ = [
     "ARCHITECTURES",
     "CheckpointError",
     "ModelSpec",
-    "RopeSpec",
     "check_weights",
     "read_spec",
     "tensor_files",
@@ -29,39 +28,19 @@ ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
 }
 """Supported architectures of config.json, with their `model_type`."""
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+GLM = ("glm", "glm4")
 OPT_ACTIVATIONS = ("relu", "gelu")
 MOST = {
     "vocab_size": 2**20, "num_hidden_layers": LAYERS_MOST, "hidden_size": 2**16, "num_attention_heads": 1024,
     "num_key_value_heads": 1024, "head_dim": 1024, "intermediate_size": 2**19, "ffn_dim": 2**19,
     "word_embed_proj_dim": 2**16, "max_position_embeddings": MODEL_LEN_MOST,
-    "original_max_position_embeddings": MODEL_LEN_MOST, "sliding_window": MODEL_LEN_MOST,
+    "sliding_window": MODEL_LEN_MOST,
 }  # fmt: skip
 """Largest value of each size: several times that of any model so far."""
-_FACTOR_MOST = 1e6
-
-
-class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding; which fields count depends on `kind`, one of `ROPE_KINDS`."""
-
-    kind: str = "default"
-    theta: float = 10_000.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0
-    """Cosines and sines are multiplied by this (yarn)."""
-
-    @property
-    def stretched(self) -> int:
-        """Positions that yarn makes of those that the model was trained for; 0 for other kinds."""
-        return int(self.factor * self.original_max_position) if self.kind == "yarn" else 0
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +69,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused_gate_up: bool = False
+    """The checkpoint has gate and up as one tensor, rows of the gate first."""
+    output_norms: bool = False
+    """Outputs of attention and MLP are normed before they are added to the residual stream."""
     embed_dim: int = 0
     """Width of the token embedding; other than `hidden_size` in OPT-350m alone."""
     norm_before: bool = True
@@ -226,23 +209,24 @@ def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
     activation = data.get("hidden_act", "silu")
     if activation != "silu":
         raise FieldError(f"hidden_act is {shown(activation)}; only silu works for {model_type}")
-    bias = typed(data, "attention_bias", bool, False) and model_type in ("llama", "qwen3")
+    glm = model_type in GLM
+    bias = typed(data, "attention_bias", bool, glm) and model_type in ("llama", "qwen3", *GLM)
     max_position = _positions(data)
-    rope = _rope(data, max_position)
-    head_dim = _size(data, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
-    if head_dim % 2:
-        raise FieldError(f"head_dim is {head_dim}; it must be even: rotary embeddings turn pairs")
+    head_dim = _size(data, "head_dim", 128 if model_type in ("qwen3", *GLM) else hidden // heads)
+    rope = read_rope(data, max_position, head_dim, glm=glm)
     return {
-        "num_kv_heads": _size(data, "num_key_value_heads", heads),
+        "num_kv_heads": _size(data, "num_key_value_heads", 2 if glm else heads),
         "head_dim": head_dim,
         "intermediate_size": _size(data, "intermediate_size"),
         "tie_word_embeddings": typed(data, "tie_word_embeddings", bool, False),
-        "norm_eps": number(data, "rms_norm_eps", 1e-6, 1),
+        "norm_eps": number(data, "rms_norm_eps", 1.5625e-7 if glm else 1e-6, 1),
         "activation": activation,
         "qkv_bias": bias or model_type == "qwen2",
-        "out_bias": bias,
+        "out_bias": bias and not glm,
         "mlp_bias": typed(data, "mlp_bias", bool, False) and model_type == "llama",
         "qk_norm": model_type == "qwen3",
+        "fused_gate_up": glm,
+        "output_norms": model_type == "glm4",
         "embed_dim": hidden,
         "rope": rope,
         # Qwen's configs keep the trained length and let yarn stretch it; others write the stretched one.
@@ -252,7 +236,7 @@ def _llama_fields(data: dict[str, Any], model_type: str) -> dict[str, Any]:
 
 
 def _sliding_window(data: dict[str, Any], model_type: str) -> int | None:
-    if model_type == "llama":
+    if model_type in ("llama", *GLM):
         return None
     if model_type == "mistral":
         slides = True
@@ -265,53 +249,6 @@ def _sliding_window(data: dict[str, Any], model_type: str) -> int | None:
     if not slides or data.get("sliding_window", 4096) is None:
         return None
     return count(data, "sliding_window", MODEL_LEN_MOST, least=2, default=4096)
-
-
-def _rope(data: dict[str, Any], max_position: int) -> RopeSpec:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
-    given = typed(data, "rope_parameters", dict, {}) or typed(data, "rope_scaling", dict, {})
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
-        raise FieldError(f"rope type {shown(kind)} is not supported; these work: {', '.join(ROPE_KINDS)}")
-    both = {**data, **given}
-    if number(both, "partial_rotary_factor", 1.0, 1) != 1.0:
-        raise FieldError("partial_rotary_factor is not supported; it must be 1")
-    theta = number(both, "rope_theta", 10_000.0, 1e12, least=2)
-    if kind == "default":
-        return RopeSpec(theta=theta)
-    original = _size({**given, **data}, "original_max_position_embeddings", max_position)
-    if given.get("factor") is None and kind != "yarn":
-        raise FieldError(f"rope type {kind} needs a factor")
-    factor = number({"rope factor": given.get("factor")}, "rope factor", max_position / original, _FACTOR_MOST)
-    if factor == 0:
-        raise FieldError("rope factor is 0; it must be above 0")
-    optional = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    rope = RopeSpec(
-        kind=kind,
-        theta=theta,
-        factor=factor,
-        original_max_position=original,
-        attention_factor=_yarn_attention(given, factor) if kind == "yarn" else 1.0,
-        **{name: number(given, name, 0.0, _FACTOR_MOST) for name in optional if given.get(name)},
-        truncate=given.get("truncate") is not False,
-    )
-    if kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
-        raise FieldError(f"low_freq_factor is {rope.low_freq_factor:g}; it must be below {rope.high_freq_factor:g}")
-    if rope.stretched > MODEL_LEN_MOST:
-        raise FieldError(f"rope factor {factor:g} makes {rope.stretched} positions; at most {MODEL_LEN_MOST}")
-    return rope
-
-
-def _yarn_attention(given: dict[str, Any], factor: float) -> float:
-    """Return the scale of cosines and sines (YaRN, arXiv 2309.00071, equation 22; `mscale` as DeepSeek writes it)."""
-    if given.get("attention_factor") is not None:
-        return number(given, "attention_factor", 1.0, _FACTOR_MOST)
-
-    def scale(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    above, below = (number(given, key, 0.0, _FACTOR_MOST) for key in ("mscale", "mscale_all_dim"))
-    return scale(above) / scale(below) if above and below else scale(1.0)
 
 
 def _dtype(data: dict[str, Any]) -> str:

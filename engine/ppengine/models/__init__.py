@@ -21,6 +21,8 @@ STAGES: dict[str, type[LlamaStage] | type[OptStage]] = {
     "mistral": LlamaStage,
     "qwen2": LlamaStage,
     "qwen3": LlamaStage,
+    "glm": LlamaStage,
+    "glm4": LlamaStage,
 }
 """Stage class of every `model_type` in `ppengine.checkpoint.model_spec.ARCHITECTURES`."""
 

@@ -39,6 +39,8 @@ class Cut(NamedTuple):
     whole: int
     first: int
     end: int
+    order: tuple[int, ...] = ()
+    """The row, in each head, that each row of a parameter's head is made of; empty: rows stay as they are."""
 
     @property
     def width(self) -> int:
@@ -48,6 +50,13 @@ class Cut(NamedTuple):
     def times(self, width: int) -> Cut:
         """Return the cut of rows of which each head has `width`."""
         return Cut(self.whole * width, self.first * width, self.end * width)
+
+    def pair(self) -> list[Cut]:
+        """Return the cuts of a tensor that is two such tensors, one behind the other: one cut if it takes all."""
+        both = 2 * self.whole
+        if self.width == self.whole:
+            return [uncut(both)]
+        return [Cut(both, self.first, self.end), Cut(both, self.whole + self.first, self.whole + self.end)]
 
 
 def uncut(whole: int) -> Cut:
@@ -65,6 +74,14 @@ class Source:
     """Shape of the whole tensor."""
     index: tuple[slice, ...]
     """The part of the tensor that goes to `target`."""
+    order: tuple[int, ...] = ()
+    """Rows of each head, see `Cut`."""
+
+    def arranged(self, part: Tensor) -> Tensor:
+        """Return `part`, which `index` has taken of the tensor, with rows as `target` has them."""
+        if not self.order:
+            return part
+        return part.view(-1, len(self.order), *part.shape[1:])[:, list(self.order)].view(part.shape)
 
     @property
     def is_whole(self) -> bool:
@@ -95,7 +112,7 @@ class WeightTable:
         begin = 0
         for name, cut in parts:
             target = data[begin : begin + cut.width]
-            self.sources.append(Source(name, target, (cut.whole, *inner), (slice(cut.first, cut.end),)))
+            self.sources.append(Source(name, target, (cut.whole, *inner), (slice(cut.first, cut.end),), cut.order))
             begin += cut.width
         return nn.Parameter(data, requires_grad=False)
 

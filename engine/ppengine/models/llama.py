@@ -1,4 +1,13 @@
-"""Llama and its relatives: Mistral, Qwen2 (biases of q, k, v) and Qwen3 (norms of q and k)."""
+"""Llama and its relatives.
+
+| model | other than Llama |
+|---|---|
+| Mistral | nothing, within its window |
+| Qwen2 | biases of q, k, v |
+| Qwen3 | norms of q and k |
+| GLM-4 | biases of q, k, v; half of a head turns, in neighbouring pairs; gate and up are one tensor |
+| GLM-4-0414 | also norms behind attention and MLP |
+"""
 
 from __future__ import annotations
 
@@ -21,11 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from ppengine.checkpoint.model_spec import ModelSpec, RopeSpec
+from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.checkpoint.rope_spec import RopeSpec
 from ppengine.common.groups import ATTENTION, MLP, site
 from ppengine.models.layers import Cut, Linear, WeightTable, part_of, token_rows
 from ppengine.models.residual import Residual
-from ppengine.models.rope import inverse_frequencies
+from ppengine.models.rope import head_order, inverse_frequencies
 from ppengine.models.stage_model import Layer, StageModel
 
 
@@ -50,7 +60,7 @@ class LlamaStage(StageModel):
             self.embedding = table.vocabulary(embedding, hidden)
         rope = spec.rope or RopeSpec()
         frequencies = inverse_frequencies(rope, spec.head_dim).to(table.device)
-        self._rope = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype)
+        self._rope = rotary_tables(frequencies, max_model_len, rope.attention_factor, table.dtype, spec.head_dim)
         self._packed_layers: list[LayerWeights] = []
         self.layers = nn.ModuleList([LlamaLayer(spec, index, table, self._rope) for index in range(*layers)])
         if last:
@@ -108,21 +118,28 @@ class LlamaLayer(Layer):
         super().__init__()
         prefix = f"model.layers.{index}."
         hidden, shard = spec.hidden_size, table.shard
+        order = head_order(spec.rope or RopeSpec(), spec.head_dim)
         query = Cut(spec.num_heads, *shard.heads).times(spec.head_dim)
         key = Cut(spec.num_kv_heads, *shard.kv_heads).times(spec.head_dim)
         inner = Cut(spec.intermediate_size, *shard.inner)
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         self.heads, self.kv_heads, self.head_dim = shard.num_heads, shard.num_kv_heads, spec.head_dim
-        self._rope = rope
+        self._rope, norms = rope, spec.output_norms
         self.input_norm = _rms_norm(prefix + "input_layernorm", hidden, spec, table)
-        parts = [(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]
+        turned_query, turned_key = query._replace(order=order), key._replace(order=order)
+        parts = [(attention + "q_proj", turned_query), (attention + "k_proj", turned_key), (attention + "v_proj", key)]
         self.qkv = table.linear(parts, hidden, spec.qkv_bias)
         self.q_norm = _rms_norm(attention + "q_norm", spec.head_dim, spec, table) if spec.qk_norm else None
         self.k_norm = _rms_norm(attention + "k_norm", spec.head_dim, spec, table) if spec.qk_norm else None
         self.out = table.summed(attention + "o_proj", hidden, query, spec.out_bias, site(index, ATTENTION))
+        self.out_norm = _rms_norm(prefix + "post_self_attn_layernorm", hidden, spec, table) if norms else None
         self.mlp_norm = _rms_norm(prefix + "post_attention_layernorm", hidden, spec, table)
-        self.gate_up = table.linear([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)], hidden, spec.mlp_bias)
+        gate_up = [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]
+        if spec.fused_gate_up:
+            gate_up = [(mlp + "gate_up_proj", cut) for cut in inner.pair()]
+        self.gate_up = table.linear(gate_up, hidden, spec.mlp_bias)
         self.down = table.summed(mlp + "down_proj", hidden, inner, spec.mlp_bias, site(index, MLP))
+        self.down_norm = _rms_norm(prefix + "post_mlp_layernorm", hidden, spec, table) if norms else None
 
     @property
     def packed(self) -> bool:
@@ -145,11 +162,13 @@ class LlamaLayer(Layer):
             k_norm=array(self.k_norm),
             out=array(self.out.weight),
             out_bias=array(self.out.bias),
+            out_norm=array(self.out_norm),
             mlp_norm=array(self.mlp_norm),
             gate_up=array(self.gate_up.weight),
             gate_up_bias=array(self.gate_up.bias),
             down=array(self.down.weight),
             down_bias=array(self.down.bias),
+            down_norm=array(self.down_norm),
         )
 
     @override
@@ -160,11 +179,11 @@ class LlamaLayer(Layer):
             qkv[:, :heads] = self.q_norm(qkv[:, :heads])
             qkv[:, heads:both] = self.k_norm(qkv[:, heads:both])
         rotate_and_store(kv, qkv, heads, *self._rope, plan.batch.positions, plan.batch.slot_mapping)
-        residual.add(self.out, paged_attention(qkv, kv, plan))
+        residual.add(self.out, paged_attention(qkv, kv, plan), self.out_norm)
 
     @override
     def feed(self, residual: Residual) -> None:
-        residual.add(self.down, residual.through(self.mlp_norm, self.gate_up, Activation.SILU_AND_MUL))
+        residual.add(self.down, residual.through(self.mlp_norm, self.gate_up, Activation.SILU_AND_MUL), self.down_norm)
 
 
 def _rms_norm(name: str, width: int, spec: ModelSpec, table: WeightTable) -> Norm:

@@ -49,7 +49,7 @@ def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int],
             if shape != source.shape:
                 made = list(source.shape)
                 raise CheckpointError(f"{path}: tensor {stored} is {list(shape)}; config.json makes it {made}")
-            source.target.copy_(tensor)
+            source.target.copy_(source.arranged(tensor))
             if progress is not None:
                 progress(number, len(model.sources))
 
@@ -69,7 +69,7 @@ def init_dummy(model: StageModel, seed: int) -> None:
             values = whole[source.index].mul_(DUMMY_SCALE)
             if "norm" in name and name.endswith("weight"):
                 values.add_(1.0)
-            source.target.copy_(values)
+            source.target.copy_(source.arranged(values))
 
 
 def _read(file: Any, stored: str, source: Source) -> tuple[Tensor, tuple[int, ...]]:

@@ -37,9 +37,13 @@ class Residual:
         output: Tensor = linear(self.values if norm is None else self._normed(norm), activation)
         return output
 
-    def add(self, linear: Linear, inputs: Tensor) -> None:
-        """Add `linear` of `inputs` [T, inputs]."""
+    def add(self, linear: Linear, inputs: Tensor, norm: Norm | None = None) -> None:
+        """Add `linear` of `inputs` [T, inputs], behind its `norm` if there is one."""
         values = self.values
+        if norm is not None:
+            self._values = values if self._own else values.clone()
+            self._update, self._own = norm(linear(inputs)), True
+            return
         summed = linear if isinstance(linear, SummedLinear) else None
         if summed is not None or (gpu.serves(inputs) and not linear.takes(inputs)):
             self._values = values if self._own else values.clone()

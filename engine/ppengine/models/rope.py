@@ -1,4 +1,4 @@
-"""Inverse frequencies of rotary embeddings, in float32 as checkpoints were trained with."""
+"""Rotary embeddings of checkpoints: their frequencies, and the order of dimensions that kernels take."""
 
 from __future__ import annotations
 
@@ -7,11 +7,25 @@ import math
 import torch
 from torch import Tensor
 
-from ppengine.checkpoint.model_spec import RopeSpec
+from ppengine.checkpoint.rope_spec import RopeSpec
+
+
+def head_order(rope: RopeSpec, head_dim: int) -> tuple[int, ...]:
+    """Return the checkpoint's dimension that each dimension of a head is made of; empty: they are the same.
+
+    Kernels turn dimension i of a whole head with dimension i + `head_dim` / 2. Rows of queries and keys are loaded
+    in such an order that pairs are there. Products of queries and keys do not depend on it.
+    """
+    if not rope.interleaved:
+        return ()
+    turning, still = range(rope.width or head_dim), range(rope.width or head_dim, head_dim)
+    half = len(still) // 2
+    return (*turning[::2], *still[:half], *turning[1::2], *still[half:])
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Return [head_dim / 2] for the kinds of `ppengine.checkpoint.model_spec.ROPE_KINDS`."""
+    """Return [dimensions that turn / 2], float32 as in training, for `ppengine.checkpoint.rope_spec.ROPE_KINDS`."""
+    head_dim = rope.width or head_dim
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     if rope.kind == "linear":
         return plain / rope.factor

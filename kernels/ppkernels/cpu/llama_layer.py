@@ -23,7 +23,9 @@ DONE, BAD_SLOT = -1, -2
 
 
 class LayerWeights(NamedTuple):
-    """Arrays of one layer. Matrices are packed; biases and norms of heads may be `absent`."""
+    """Arrays of one layer. Matrices are packed; biases, and norms of heads and of outputs, may be
+    `absent`.
+    """
 
     input_norm: Any
     qkv: Any
@@ -32,11 +34,13 @@ class LayerWeights(NamedTuple):
     k_norm: Any
     out: Any
     out_bias: Any
+    out_norm: Any
     mlp_norm: Any
     gate_up: Any
     gate_up_bias: Any
     down: Any
     down_bias: Any
+    down_norm: Any
 
 
 class Rows(NamedTuple):
@@ -85,7 +89,7 @@ def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps
     store_rows(kv.reshape(kv.shape[0], 2, kv_heads, width, kv.shape[3]), kv, fused, rows.slots)
     attended = np.empty((tokens, heads, width), residual.dtype)
     attend(fused, kv, rows.starts, rows.ends, rows.lengths, rows.tables, attended)
-    _linear(attended.reshape(tokens, -1), weights.out, weights.out_bias, residual, True)
+    _add(attended.reshape(tokens, -1), weights.out, weights.out_bias, weights.out_norm, eps, normed, residual)
 
     rms_norm_rows(residual, weights.mlp_norm, eps, normed)
     inner = weights.gate_up.shape[0] * weights.gate_up.shape[2]
@@ -93,8 +97,20 @@ def llama_layer(residual: Any, weights: Any, kv: Any, rows: Any, heads: int, eps
     _linear(normed, weights.gate_up, weights.gate_up_bias, gate_up, False)
     gated = np.empty((tokens, inner // 2), residual.dtype)
     silu_and_mul_rows(gate_up, gated)
-    _linear(gated, weights.down, weights.down_bias, residual, True)
+    _add(gated, weights.down, weights.down_bias, weights.down_norm, eps, normed, residual)
     return DONE
+
+
+@jit.compiled
+def _add(x: Any, weight: Any, bias: Any, norm: Any, eps: float, scratch: Any, residual: Any) -> None:
+    if len(norm) == 0:
+        _linear(x, weight, bias, residual, True)
+    else:
+        _linear(x, weight, bias, scratch, False)
+        rms_norm_rows(scratch, norm, eps, scratch)
+        for row in range(len(residual)):
+            for i in range(residual.shape[1]):
+                residual[row, i] += scratch[row, i]
 
 
 @jit.compiled
