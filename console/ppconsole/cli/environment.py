@@ -22,5 +22,9 @@ VARIABLES = (
     Variable("NO_COLOR", "Set: no colours; bold, dim and reverse remain"),
     Variable("XDG_RUNTIME_DIR", "Its folder ppconsole/ has the engines that run; /tmp/ppconsole-UID if not set"),
     Variable("XDG_CONFIG_HOME", "Its folder ppconsole/ has config.toml, keys and contexts; ~/.config if not set"),
+    Variable("XDG_CACHE_HOME", "Its folder ppconsole/models/ keeps models of hubs; ~/.cache if not set"),
+    Variable("HF_TOKEN", "Token for models of Hugging Face that need one; sent to that hub alone"),
+    Variable("HF_ENDPOINT", "Address of a mirror of Hugging Face"),
+    Variable("MODELSCOPE_ENDPOINT", "Address of a mirror of ModelScope"),
     Variable("XDG_STATE_HOME", "Its folder ppconsole/ keeps options of prompts and panels; ~/.local/state if not set"),
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ppengine.bench.beside import beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
-from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, share
+from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, share, to_stderr
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
@@ -24,6 +24,7 @@ from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError, EngineConfig, load_profile
 from ppengine.common.partition import best_partition, longest_ms
+from ppengine.hub.fetch import fetch_model
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm import LLM
 from ppengine.protocol.error_text import PREFIX, one_line
@@ -188,6 +189,7 @@ def bench(arguments: argparse.Namespace) -> int:
         check_options(arguments)
         if profile.model.load_format == "dummy" and not alone and not arguments.beside:
             raise ConfigError("model.load_format is dummy: transformers has no weights to compare; add --no-baseline")
+        fetch_model(profile.model, to_stderr)
         folder = Path(profile.model.path)
         spec = read_spec(folder)
         work = make_rounds(arguments, folder, spec.vocab_size)

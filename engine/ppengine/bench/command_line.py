@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
+import sys
 from typing import NoReturn
 
 
@@ -28,6 +29,11 @@ def overdue_after(seconds: float | None) -> None:
 
     signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+
+
+def to_stderr(text: str) -> None:
+    """Write a line of progress to stderr, where results are not."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def at_least_one(text: str) -> int:

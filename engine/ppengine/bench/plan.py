@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, rate
+from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, rate, to_stderr
 from ppengine.bench.costs import Costs, GivenRates, Load, costs_of_rates
 from ppengine.bench.host_rates import measured_host, write_small
 from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimate, lay_out
@@ -21,6 +21,7 @@ from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import system_memory
+from ppengine.hub.fetch import fetch_model
 from ppengine.offline.arguments import make_profile
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.error_text import PREFIX, one_line
@@ -103,6 +104,7 @@ def main() -> int:
 def make_plan(arguments: argparse.Namespace) -> Plan:
     """Return the plan. Raises ConfigError, EngineError, and ValueError if rates cannot be measured."""
     profile = profile_of(arguments.model, arguments.settings)
+    fetch_model(profile.model, to_stderr, weights=False)
     spec = read_spec(Path(profile.model.path))
     load = Load(requests=arguments.requests, input=arguments.input, output=arguments.output)
     longest = profile.model.max_model_len or spec.max_model_len

@@ -16,6 +16,7 @@ from ppengine.common.cluster import Cluster, be_node, bind
 from ppengine.common.curve import Socket
 from ppengine.common.groups import Groups
 from ppengine.common.http_address import parse_http
+from ppengine.common.model_cache import REVISIONS, model_folder
 from ppengine.protocol.error_text import one_line, shown
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind, words_for
@@ -31,6 +32,20 @@ EngineName = Annotated[
         description="1 to 64 letters, digits, '.', '_' and '-', with no sign first",
     ),
 ]
+ModelId = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}\Z",
+        description="ORG/NAME of letters, digits, '.', '_' and '-', with no sign first",
+    ),
+]
+Revision = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z",
+        description="1 to 128 letters, digits, '.', '_' and '-', with no sign first",
+    ),
+]
 LAYERS_MOST = 1024
 _KEY_MOST = 80
 """Characters of a key that an error repeats."""
@@ -43,9 +58,17 @@ class ConfigError(Exception):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoint. `path` is a Hugging Face folder, relative to the profile; `max_model_len` None: the model's."""
+    """Which checkpoint: a folder, or a model of a hub. `max_model_len` None: the model's."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    """A Hugging Face folder, relative to the profile. For a hub: the folder that keeps the download, which may be
+    left out: it is in ppconsole/models/ of the user's cache then."""
+    source: Literal["folder", "huggingface", "modelscope"] = "folder"
+    """Origin of the checkpoint. From a hub it is downloaded before the engine starts, unless it is there."""
+    id: ModelId | None = None
+    """Name of a hub's model, as `ORG/NAME`."""
+    revision: Revision | None = None
+    """Branch, tag or commit at the hub. None: main, at ModelScope master, as it is at the first download."""
     dtype: DType = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     max_model_len: Annotated[int, Meta(ge=2, le=MODEL_LEN_MOST)] | None = None
@@ -147,6 +170,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         """Check ranges, and settings against each other."""
         _check_ranges(self, "")
+        _check_source(self.model)
         parallel = self.parallel
         if parallel.partition is not None and len(parallel.partition) != parallel.pipeline:
             raise ValueError(
@@ -248,6 +272,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(path.read_bytes(), type=EngineConfig)
 
 
+def _check_source(model: ModelConfig) -> None:
+    """Raise ValueError for a hub without a model, and for a folder with what belongs to a hub."""
+    if model.source != "folder" and model.id is None:
+        raise ValueError(f"model.source is {model.source}; it needs model.id, as ORG/NAME")
+    for key in ("id", "revision"):
+        if model.source == "folder" and getattr(model, key) is not None:
+            raise ValueError(f"model.{key} is {getattr(model, key)}; it needs model.source: {' or '.join(REVISIONS)}")
+
+
 def check_utilization(value: float) -> None:
     """Raise ValueError unless `value` can be a memory utilization at all."""
     if not 0.0 < value <= 1.0:
@@ -338,6 +371,7 @@ def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> P
     """Return the validated profile of `data`; the model's path is taken relative to `base`. Raises ConfigError."""
     try:
         _check_keys(data, Profile, "")
+        data = _with_folder(data)
         _check_missing(data, Profile, "")
         profile = msgspec.convert(data, Profile)
     except ValueError as error:
@@ -347,6 +381,15 @@ def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> P
         model = msgspec.structs.replace(profile.model, path=str((base / path).resolve()))
         profile = msgspec.structs.replace(profile, model=model)
     return profile
+
+
+def _with_folder(data: dict[str, Any]) -> dict[str, Any]:
+    """Return `data` with the path of a hub's model, if it has none; keys were checked one by one."""
+    model = data.get("model", {})
+    if "path" in model or model.get("id") is None or model.get("source") not in REVISIONS:
+        return data
+    path = model_folder(model["source"], model["id"], model.get("revision"))
+    return {**data, "model": {**model, "path": str(path)}}
 
 
 def _apply(data: dict[str, Any], key: str, value: Any) -> None:

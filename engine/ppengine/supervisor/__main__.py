@@ -20,6 +20,8 @@ from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.common.http_address import parse_http
 from ppengine.common.open_files import raise_limit
+from ppengine.hub.fetch import fetch_model
+from ppengine.hub.transfer import Stopped
 from ppengine.protocol.discovery import RuntimeDirError
 from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.supervisor.announcements import announce, tell
@@ -59,6 +61,10 @@ def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
         with _held_port(config.profile):
             return Supervisor(config, _executor(config.profile), wakeup, follows=before).run()
     profile = _profile(options)
+    try:
+        fetch_model(profile.model, tell, lambda: bool(wakeup.asked))
+    except Stopped:
+        return End(0, wakeup.asked)
     keeper = identity(os.getppid()) if options.kept else None
     if keeper is not None and profile.parallel.executor != "local":
         raise ConfigError(f"--restart needs stages of this host: parallel.executor is {profile.parallel.executor}")
