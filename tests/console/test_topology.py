@@ -66,6 +66,8 @@ def test_ways_are_those_that_the_snapshot_shows() -> None:
         assert each.gpu is not None and each.gpu.peers
         each.gpu = msgspec.structs.replace(each.gpu, peers=[GpuPeer(uuid=each.gpu.peers[0].uuid, reaches=False)])
     assert ways(far) == {("hidden states", "TCP"), ("tokens", "TCP")}
+    far.stages[1].carrier = "RDMA"
+    assert ways(far) == {("hidden states", "RDMA"), ("tokens", "TCP")}
     for each in far.stages:
         each.gpu = None
     assert ways(far) == {("hidden states", "?"), ("tokens", "?")}

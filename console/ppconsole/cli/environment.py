@@ -18,6 +18,7 @@ VARIABLES = (
     Variable("PPCONSOLE_MOUSE", "1: the console takes the mouse; otherwise the terminal selects text with it"),
     Variable("PPCONSOLE_AUDIT_DIR", "Folder in which an engine keeps its audit log when it has ended"),
     Variable("PPCONSOLE_API_KEY", "API key of the HTTP port, beside those of the file http.keys"),
+    Variable("PPCONSOLE_RDMA_TRANSPORTS", "Transports of UCX for RDMA, `ib` by default; `tcp` for tests alone"),
     Variable("NOTIFY_SOCKET", "Socket of a service manager: `serve` says there when it serves, and that it lives"),
     Variable("NO_COLOR", "Set: no colours; bold, dim and reverse remain"),
     Variable("XDG_RUNTIME_DIR", "Its folder ppconsole/ has the engines that run; /tmp/ppconsole-UID if not set"),

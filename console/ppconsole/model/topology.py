@@ -50,7 +50,7 @@ class Way(msgspec.Struct, kw_only=True, frozen=True):
     target: PlaceRef
     carries: str
     way: str
-    """`shared memory`, `TCP`, `device memory`, or `?`."""
+    """`shared memory`, `TCP`, `RDMA`, `device memory`, or `?`."""
     both: bool = False
 
 
@@ -130,6 +130,8 @@ def _ways(known: dict[Place, StageInfo], pipeline: int, tensor: int) -> list[Way
         for start, end, carries in hops:
             source, target = Place(start, rank), Place(end, rank)
             way = _way(known.get(source), known.get(target))
+            if way == TCP and carries == "hidden states":
+                way = known[target].carrier or TCP
             ways.append(Way(source=_ref(source), target=_ref(target), carries=carries, way=way))
     return ways
 

@@ -326,6 +326,7 @@ _WAYS = Section("MESSAGES", {
     "tokens": "sampled tokens, from the last stage to the first",
     "0.0>1.0": "from the first to the second", "0.0=0.1": "both ways", "0.0-3": "each rank of stage 0 with each other",
     "shared memory": "memory of the host; ranks on CPUs", "TCP": "a TCP connection, on loopback or between hosts",
+    "RDMA": "network adapters copy them from host to host; the profile has edges: rdma or auto",
     "device memory": "from card to card; between stages TCP if the profile has peer_to_peer: false",
     "?": "the snapshot does not show it",
 })  # fmt: skip

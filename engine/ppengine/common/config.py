@@ -99,6 +99,10 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """On a GPU: launch decode steps operation by operation instead of as graphs."""
     peer_to_peer: bool = True
     """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
+    edges: Literal["tcp", "rdma", "auto"] = "tcp"
+    """Carrier of hidden states between hosts. rdma: adapters for InfiniBand or RoCE, with the extra `rdma`.
+
+    auto: RDMA where both hosts of an edge have it, otherwise TCP."""
     restart: Literal["auto", "never"] = "auto"
     """Reaction to the death of a stage: `auto` restarts it and recomputes requests, `never` stays degraded."""
     restart_limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0

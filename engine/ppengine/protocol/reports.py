@@ -45,6 +45,8 @@ class StageView(msgspec.Struct, kw_only=True):
     device_kind: str = "cpu"
     device_name: str = ""
     device_uuid: str | None = None
+    carrier: str | None = None
+    """Carrier of the hidden states that it receives between hosts, `TCP` or `RDMA`."""
     progress: str = ""
     """Loading line of a stage that is not ready."""
     cordon: CordonInfo | None = None

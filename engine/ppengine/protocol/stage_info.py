@@ -136,4 +136,6 @@ class StageInfo(msgspec.Struct, kw_only=True):
     """The operation that the main loop is in, as text (`forward m18412`)."""
     timeline: list[list[float]] = []
     """Recent operations of the main loop: [ring.Kind, micro-batch, start in ms ago, length in ms]."""
+    carrier: str | None = None
+    """Carrier of the hidden states that it receives where no card writes them, `TCP` or `RDMA`; null: not known."""
     cordon: CordonInfo | None = None

@@ -189,6 +189,8 @@ class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
     reserved_blocks: int
     """Blocks for which addresses are reserved (what utilization 1.0 allows)."""
     swap_blocks: int
+    carrier: str | None = None
+    """Carrier of the hidden states that it receives between hosts, `TCP` or `RDMA`; None: it receives none."""
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=True):

@@ -29,6 +29,7 @@ from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
 from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.profile_run import largest_batches
+from ppengine.stage.rdma_agent import missing
 from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner, RunnerParts
 
@@ -67,6 +68,8 @@ class Boot:
         self._next_report = 0.0
         self._first, self._last = stage == 0, stage == config.stages - 1
         profile = config.profile
+        if profile.parallel.edges == "rdma" and config.stages > 1 and (reason := missing()):
+            raise ConfigError(f"parallel.edges is rdma, but {reason}; auto uses TCP then")
         keep_freed_memory()
         self._hardware = open_hardware(config, Place(stage, rank), checks.ledger)
         self._spec = read_spec(Path(config.model_path))

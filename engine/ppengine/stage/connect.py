@@ -26,8 +26,11 @@ from ppengine.stage.edge_addresses import AddressBook
 from ppengine.stage.edge_offers import Offer, RefusedError, consider, propose
 from ppengine.stage.meeting import meet
 from ppengine.stage.rank_group import RankGroup, pairs
+from ppengine.stage.rdma_agent import NoRdmaError
+from ppengine.stage.rdma_meeting import receive_by_rdma, send_by_rdma
+from ppengine.stage.rdma_wire import RdmaWire
 from ppengine.stage.recorder import Rings
-from ppengine.stage.wire import Wire
+from ppengine.stage.wire import PeerLostError, Wire
 
 log = logging.getLogger("ppengine.stage")
 _Receiving = TypeVar("_Receiving", OfferedReceiver, OfferedTokens)
@@ -92,7 +95,10 @@ class Connector:
     def _receiver(self, name: str, made: contextlib.ExitStack) -> ActivationReceiver:
         edge, flags = self._edge(name, False, self.stage - 1, made), self._flags(name)
         offered = self._offer(edge, made, lambda ends: ends.receiver(edge, flags))
-        return self.resources.receiver(edge) if offered is None else offered
+        if offered is not None:
+            return offered
+        self._by_rdma(edge, receive_by_rdma)
+        return self.resources.receiver(edge)
 
     def _tokens(self, peer: int, made: contextlib.ExitStack) -> TokenTable:
         edge, flags, ring = self._edge(_TOKENS, False, peer, made), self._flags(_TOKENS), self.rings.main
@@ -103,6 +109,7 @@ class Connector:
         edge, flags, ring = self._edge(name, True, self.stage + 1, made), self._flags(name), self.rings.main
         sender = self._accept(edge, lambda ends, offer: ends.sender(edge, flags, ring, offer))
         if sender is None:
+            self._by_rdma(edge, send_by_rdma)
             sender = self.resources.sender(edge, ring)
         made.callback(sender.close)
         return sender
@@ -147,6 +154,21 @@ class Connector:
             unless_used.pop_all()
         made.callback(offered.close)
         return offered
+
+    def _by_rdma(self, edge: Edge, agree: Callable[[Wire], RdmaWire]) -> None:
+        """Have adapters of the network carry the messages of an edge, if the profile wants it and both hosts can."""
+        edges = self.config.profile.parallel.edges
+        if edges == "tcp":
+            return
+        try:
+            edge.wire = agree(edge.wire)
+        except NoRdmaError as error:
+            if edges == "rdma":
+                text = f"no RDMA with stage {edge.peer}: {error}; with parallel.edges: auto TCP carries messages then"
+                raise PeerLostError(text, edge.peer) from None
+            log.warning("TCP carries the messages of stage %d, since there is no RDMA: %s", edge.peer, error)
+        else:
+            log.info("RDMA carries the messages of stage %d", edge.peer)
 
     def _edge(self, name: str, upstream: bool, peer: int, made: contextlib.ExitStack) -> Edge:
         """Meet the same rank of stage `peer`."""

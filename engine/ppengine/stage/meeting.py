@@ -31,11 +31,12 @@ def meet(
     `rank`: the tensor rank there, None: this one's. Raises SupersededError as soon as `left()` is true.
     """
     call = _call if upstream else _answer
-    return Wire(call(book, name, left), peer, left, rank)
+    connection, key = call(book, name, left)
+    return Wire(connection, peer, left, rank, key)
 
 
-def _answer(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.socket:
-    """Return the first caller that has the key. Strangers wait beside it, each for a short time."""
+def _answer(book: AddressBook, name: str, left: Callable[[], bool]) -> tuple[socket.socket, bytes]:
+    """Return the first caller that has the key, and the key. Strangers wait beside it, each for a short time."""
     key = secrets.token_bytes(_KEY_BYTES)
     callers: dict[socket.socket, _Caller] = {}
     # A poll, not a select, which refuses descriptors from 1,024 on.
@@ -55,7 +56,7 @@ def _answer(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.so
             for caller in [one for one in callers if one in ready]:
                 if _proves(caller, callers[caller], key):
                     callers.pop(caller)
-                    return caller
+                    return caller, key
             if listener in ready and (admitted := _admit(listener, callers)) is not None:
                 poll.register(admitted, selectors.EVENT_READ)
             for caller in [one for one, known in callers.items() if known.over or time.monotonic() > known.deadline]:
@@ -118,7 +119,7 @@ def _proves(caller: socket.socket, known: _Caller, key: bytes) -> bool:
     return not known.over
 
 
-def _call(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.socket:
+def _call(book: AddressBook, name: str, left: Callable[[], bool]) -> tuple[socket.socket, bytes]:
     while not left():
         address = book.find(name)
         if address is not None:
@@ -127,7 +128,7 @@ def _call(book: AddressBook, name: str, left: Callable[[], bool]) -> socket.sock
                 caller = opened.enter_context(socket.create_connection(where, timeout=_CONNECT_S))
                 if _admitted(caller, address.key, left):
                     opened.pop_all()
-                    return caller
+                    return caller, address.key
         time.sleep(MEET_S)
     raise SupersededError(name)
 

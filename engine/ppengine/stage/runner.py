@@ -70,6 +70,11 @@ class Runner(ABC):
         self._mapped: Mapped | None = None
 
     @property
+    def carrier(self) -> str | None:
+        """Carrier of the bytes on the wire from the stage before; None: the first stage."""
+        return None if self._receiver is None else self._receiver.edge.wire.carrier
+
+    @property
     def outgoing(self) -> Sender | None:
         """The end that this stage sends by: to the next stage, or tokens to the first one."""
         return self._token_sender if self._sender is None else self._sender

@@ -11,6 +11,7 @@ import errno
 import select
 import socket
 from collections.abc import Callable
+from typing import ClassVar
 
 POLL_MS = 100
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
@@ -34,11 +35,21 @@ class SupersededError(Exception):
 class Wire:
     """One connected socket to stage `peer`. A method that waits raises PeerLostError or SupersededError.
 
-    `rank`: the tensor rank there; None: this one's.
+    `rank`: the tensor rank there; None: this one's. `key`: the secret that both ends have proved to know.
     """
 
-    def __init__(self, connection: socket.socket, peer: int, left: Callable[[], bool], rank: int | None = None) -> None:
-        self.peer, self.rank = peer, rank
+    carrier: ClassVar[str] = "TCP"
+    """Protocol that carries the bytes."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        peer: int,
+        left: Callable[[], bool],
+        rank: int | None = None,
+        key: bytes = b"",
+    ) -> None:
+        self.peer, self.rank, self.key = peer, rank, key
         self._left = left
         self._socket = connection
         connection.setblocking(False)
@@ -47,6 +58,11 @@ class Wire:
         self._readable.register(connection, select.POLLIN)
         self._writable.register(connection, select.POLLOUT)
         self._ended.register(connection, select.POLLRDHUP)
+
+    @property
+    def left(self) -> bool:
+        """Whether this side must leave the connection."""
+        return self._left()
 
     def push(self, parts: list[memoryview]) -> list[memoryview]:
         """Send as much as there is room for, and return the rest."""
