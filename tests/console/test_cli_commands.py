@@ -20,8 +20,10 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
 from ppconsole.model import memory_change
 from ppconsole.view.commands import cli_line, shell_line
+from ppengine.protocol import kept_files
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import Latency, Snapshot
 from ppengine.protocol.stage_info import StreamInfo
@@ -807,6 +809,21 @@ def test_serve_says_that_its_supervisor_was_killed(cli: Cli, stand_in: Path) -> 
     assert process.returncode == 1
     says = "error: the engine's supervisor was killed by SIGKILL, and its child processes end with it"
     assert err.splitlines()[-1] == says
+
+
+def test_serve_says_why_its_supervisor_was_killed(cli: Cli, stand_in: Path) -> None:
+    """The gateway notes it: at this time it alone knows."""
+    process = cli.process("serve", "tiny", "--json")
+    assert process.stdout is not None
+    started = json.loads(process.stdout.readline())
+    folder = kept_files.engine_folder(started["id"])
+    folder.mkdir(parents=True)
+    os.kill(started["pid"], signal.SIGKILL)
+    reason = "its supervisor (pid 7) was killed by SIGKILL: the out-of-memory killer of the host, 9 MiB resident"
+    kept_files.write_end(started["id"], EngineEnd(wall=time.time(), reason=reason, clean=False))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == f"error: engine {started['id']} has ended: {reason}"
 
 
 def test_an_engine_leaves_when_serve_is_killed(cli: Cli, stand_in: Path) -> None:

@@ -16,6 +16,7 @@ from exhausted import FEW, PROMPT, forkserver, out_of_files, renderer, serve, st
 from operators import BACK_S, Operator
 from ppengine.common import procfs
 from ppengine.protocol.control import Refused
+from ppengine.protocol.discovery import ended_engines
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 from serving import Served
@@ -145,6 +146,18 @@ async def test_a_chat_that_is_killed_for_memory_is_refused_alone(engine: Served)
         assert len((await op.output(name))[0]) == FEW
     engine.find_pids()
     assert engine.pids["core"] == core
+
+
+def test_a_supervisor_killed_for_memory_is_named_in_the_end_of_its_engine(engine: Served) -> None:
+    """The last test of this engine."""
+    supervisor = engine.engine.process.pid
+    with starved(supervisor):
+        assert engine.engine.wait() == -signal.SIGKILL
+        # The gateway reads the limit of the cgroup when it leaves.
+        wait_until(engine.engine.nothing_left, "all leaves with the supervisor", 20.0)
+    engine.code = -signal.SIGKILL
+    (ended,) = [one for one in ended_engines() if one.record.id == engine.engine.run_dir.name]
+    assert ended.end.reason.startswith(f"its supervisor (pid {supervisor}) was {WORDS}")
 
 
 async def test_a_fork_server_killed_on_an_idle_engine_is_there_before_a_stage_needs_it(folder: Path) -> None:

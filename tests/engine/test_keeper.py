@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from ppengine.common.config import EngineConfig, ModelConfig, Profile
 from ppengine.protocol import discovery
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
 from ppengine.supervisor.claims import ClaimError, claim, identity, sweep
+from ppengine.supervisor.keeper import Keeper
+from ppengine.supervisor.process_deaths import ProcessDeaths
 from ppengine.supervisor.resume import resume
 
 GONE = (2**22 + 1, 1)
@@ -95,12 +98,32 @@ def test_a_child_of_the_keeper_waits_for_what_is_left_and_removes_old_sockets():
     code = (
         "import ppengine.supervisor.resume as r, sys; r.LEAVE_S = 0.3; from pathlib import Path;"
         f"from ppengine.protocol import discovery; discovery.ring_dir = lambda engine: Path({made.ring_dir!r});"
-        "config, before = r.resume('abc123', -9); print(config.name, before.pid, before.detail)"
+        "config, before = r.resume('abc123', -9, 'killed for x'); print(config.name, before.pid, before.detail)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[0] == f"kept {GONE[0]} killed by SIGKILL"
+    assert done.stdout.split("\n")[0] == f"kept {GONE[0]} killed for x"
     assert left.wait(5) == -9, "what did not leave by itself is killed"
     assert not any((folder / name).exists() for name in ("state", "control", "bulk"))
+
+
+@pytest.mark.parametrize("words", ["", "the out-of-memory killer of the host"])
+def test_the_keeper_says_whether_its_supervisor_was_killed_for_memory(monkeypatch, capsys, words):
+    """The next supervisor gets the words, and they are the reason if there is none."""
+    monkeypatch.setattr(ProcessDeaths, "note", lambda deaths, now: 0.0 if len(started) < 3 else None)
+    started, codes = [], iter([-9, -9, -9])
+
+    class Kept(Keeper):
+        def _supervise(self, arguments):
+            started.append(arguments)
+            self._engine, self._memory = "abc123", SimpleNamespace(words=lambda: words)
+            return next(codes)
+
+    assert Kept(["tiny"]).run() == 1
+    killed = f"killed by SIGKILL{words and ': ' + words}"
+    assert started == [["tiny"], *2 * [["--resume=abc123", "--after=-9", f"--killed={killed}"]]]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"the supervisor of abc123 was {killed}; another one resumes the engine"
+    assert said[-1].startswith(f"error: the supervisor of abc123 was {killed}, and it is the end number")
 
 
 def test_a_reader_that_is_gone_changes_no_exit_code():

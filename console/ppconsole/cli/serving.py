@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from ppconsole.cli.session import print_json, say
 
 if TYPE_CHECKING:
     from ppconsole.cli.launch import EngineProcess
+
+_NOTED_S = 5.0
+"""Seconds for the note of a gateway that has lost its supervisor."""
 
 
 @click.command("serve")
@@ -62,8 +66,11 @@ def serve_command(
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within], kept=restart)
     try:
-        passed = asyncio.run(_relay(engine, as_json))
-        code = _exit_code(engine.wait(30.0), "the engine's supervisor", passed)
+        identity, passed = asyncio.run(_relay(engine, as_json))
+        code = engine.wait(30.0)
+        if code == -signal.SIGKILL and (reason := _noted_end(identity)):
+            raise exits.Failure(f"engine {identity} has ended: {reason}")
+        code = _exit_code(code, "the engine's supervisor", passed)
         # Ctrl-C is passed on, and an engine that stops in order has obeyed.
         return exits.INTERRUPTED if passed == signal.SIGINT and code == exits.DONE else code
     finally:
@@ -107,10 +114,23 @@ def profile_arguments(profile: str, settings: Sequence[str], name: str | None, a
     return arguments + (["--allow-faults"] if allow_faults else [])
 
 
-async def _relay(engine: EngineProcess, as_json: bool) -> int | None:
-    """Print the engine's announcements until it ends, and pass signals on to it; return the first signal."""
+def _noted_end(identity: str) -> str:
+    """Return the reason that the gateway notes when its supervisor is gone; empty: it has noted none in time."""
+    from ppengine.protocol import kept_files
+
+    until = time.monotonic() + _NOTED_S
+    while identity and kept_files.engine_folder(identity).is_dir() and time.monotonic() < until:
+        if (end := kept_files.read_end(identity)) is not None:
+            return end.reason
+        time.sleep(0.05)
+    return ""
+
+
+async def _relay(engine: EngineProcess, as_json: bool) -> tuple[str, int | None]:
+    """Print the engine's announcements until it ends, and pass signals on to it; return its id and the first signal."""
     from ppconsole.model.safe import clean
 
+    identity = ""
     passed: list[int] = []
 
     def pass_on(number: int) -> None:
@@ -122,12 +142,15 @@ async def _relay(engine: EngineProcess, as_json: bool) -> int | None:
         loop.add_signal_handler(number, pass_on, number)
     notices = await engine.notices()
     while (notice := await notices.get()) is not None:
+        started = notice.get("event") == "started"
+        if started:
+            identity = clean(str(notice.get("id")))
         if as_json:
             print_json(notice)
-        elif notice.get("event") == "started":
-            name, identity = clean(str(notice.get("name"))), clean(str(notice.get("id")))
+        elif started:
+            name = clean(str(notice.get("name")))
             say(f"engine {name} ({identity}) can be attached to: ppconsole attach {identity}")
-    return passed[0] if passed else None
+    return identity, passed[0] if passed else None
 
 
 def _exit_code(code: int, what: str, passed: int | None) -> int:

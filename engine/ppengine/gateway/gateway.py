@@ -20,6 +20,7 @@ import zmq
 from ppengine.common.cluster import node_accepts
 from ppengine.common.config import EngineConfig
 from ppengine.common.curve import make_keypair
+from ppengine.common.oom_kills import OomWatch
 from ppengine.common.refusal_log import RefusalLog
 from ppengine.gateway import departure, fault_record
 from ppengine.gateway.access import AccessControl
@@ -108,6 +109,7 @@ class Gateway:
         self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
         self._core_was_there = False
         self._parent = os.getppid()
+        self._parent_memory = OomWatch(self._parent)
 
     # --- the loop -------------------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class Gateway:
 
     def _judge(self) -> None:
         self._take_report()
+        self._parent_memory.look()
         if self._guarded(self._diagnose):
             # Changed verdicts do not wait for the end of the second.
             self._refresh |= {frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW}
@@ -335,8 +338,10 @@ class Gateway:
         # The last answers of the core may wait here; open commands then get an end.
         self._on_collect()
         self._take_report()
+        killed = self._parent_memory.words() if orphaned else ""
+        how = f"killed by SIGKILL: {killed}" if killed else "gone"
         if not kept:
-            self._publish_end("the supervisor is gone" if orphaned else "the gateway was stopped")
+            self._publish_end(f"the supervisor is {how}" if orphaned else "the gateway was stopped")
         self._history.close()
         self._incidents.close()
         self._journal.close()
@@ -347,7 +352,8 @@ class Gateway:
         self._sockets.close(linger_ms=500)
         if orphaned:
             if not kept:
-                why = f"its supervisor (pid {self._parent}) ended and noted no reason: SIGKILL or a crash"
+                how = f"was {how}" if killed else "ended and noted no reason: SIGKILL or a crash"
+                why = f"its supervisor (pid {self._parent}) {how}"
                 kept_files.write_end(self._config.id, EngineEnd(wall=time.time(), reason=why, clean=False))
             for pid in departure.clear_away(self._config.id, self._collector.processes.others(), keep_files=kept):
                 log.warning("killed pid %d, which had not left with its supervisor", pid)

@@ -57,7 +57,7 @@ def main() -> int:
 
 def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
     if options.resume is not None:
-        config, before = resume(options.resume, options.after)
+        config, before = resume(options.resume, options.after, options.killed)
         with _held_port(config.profile):
             return Supervisor(config, _executor(config.profile), wakeup, follows=before).run()
     profile = _profile(options)
@@ -117,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kept", action="store_true", help="its parent starts another one if this one is killed")
     parser.add_argument("--resume", metavar="ID", help="go on with the engine of a supervisor that was killed")
     parser.add_argument("--after", type=int, default=-9, metavar="CODE", help="its exit code, below 0 for a signal")
+    parser.add_argument("--killed", default="", metavar="TEXT", help="how it was killed, as its parent has seen it")
     lifeline.add_argument(parser)
     return parser
 

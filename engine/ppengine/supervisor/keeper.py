@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import FrameType
 
@@ -18,6 +19,7 @@ import msgspec
 
 from ppengine.common import lifeline
 from ppengine.common.child_process import signal_name
+from ppengine.common.oom_kills import LOOK_S, OomWatch
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.supervisor.announcements import announce, pass_on, tell
@@ -39,6 +41,7 @@ class Keeper:
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
         self._supervisor: subprocess.Popen[bytes] | None = None
+        self._memory: OomWatch | None = None
         self._deaths = ProcessDeaths()
         self._engine = ""
         """Id of the engine, known when it can be attached to."""
@@ -49,13 +52,19 @@ class Keeper:
         code = self._supervise(self._arguments)
         while code < 0 and self._engine and not self._asked:
             delay = self._deaths.note(time.monotonic())
-            how = f"the supervisor of {self._engine} was killed by {signal_name(-code)}"
+            killed = self._killed(code)
+            how = f"the supervisor of {self._engine} was {killed}"
             if delay is None:
                 return self._give_up(f"{how}, and it is the end number {MOST} in {WITHIN_S / 60:g} minutes")
             tell(f"{how}; another one resumes the engine")
             time.sleep(delay)
-            code = self._supervise([f"--resume={self._engine}", f"--after={code}"])
-        return code if code >= 0 else self._give_up(f"the supervisor was killed by {signal_name(-code)}", 128 - code)
+            code = self._supervise([f"--resume={self._engine}", f"--after={code}", f"--killed={killed}"])
+        return code if code >= 0 else self._give_up(f"the supervisor was {self._killed(code)}", 128 - code)
+
+    def _killed(self, code: int) -> str:
+        """Return how the supervisor was killed, with the limit if it was for memory."""
+        why = self._memory.words() if self._memory is not None and -code == signal.SIGKILL else ""
+        return f"killed by {signal_name(-code)}" + (f": {why}" if why else "")
 
     def stop(self, number: int, frame: FrameType | None = None) -> None:
         """Pass a signal on; what ends after it is not restarted."""
@@ -75,8 +84,12 @@ class Keeper:
             os.close(read_end)
         with self._supervisor, os.fdopen(write_end, "wb"):
             assert self._supervisor.stdout is not None, "its output is a pipe"
+            self._memory = OomWatch(self._supervisor.pid)
+            over = threading.Event()
+            threading.Thread(target=_look_until, args=(self._memory, over), daemon=True).start()
             for line in self._supervisor.stdout:
                 self._pass_on(line)
+            over.set()
             return self._supervisor.wait()
 
     def _pass_on(self, line: bytes) -> None:
@@ -95,6 +108,11 @@ class Keeper:
         tell(f"error: {why}")
         announce("stopped", code=code, reason=why)
         return code
+
+
+def _look_until(memory: OomWatch, over: threading.Event) -> None:
+    while not over.wait(LOOK_S):
+        memory.look()
 
 
 def main() -> int:

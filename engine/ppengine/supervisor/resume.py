@@ -23,10 +23,11 @@ _KILLED_S = 2.0
 _SOCKETS = ("state", "control", "bulk")
 
 
-def resume(engine_id: str, code: int) -> tuple[EngineConfig, ProcessInfo]:
+def resume(engine_id: str, code: int, killed: str = "") -> tuple[EngineConfig, ProcessInfo]:
     """Return the engine's configuration, and the supervisor that ended with `code`, when none of its processes is left.
 
-    Raises ClaimError if this process may not go on with it.
+    `killed`: the words of its parent about its end; empty: there are none. Raises ClaimError if this process may not
+    go on with it.
     """
     if not ENGINE_ID.fullmatch(engine_id):
         raise ClaimError(f"--resume {engine_id!r}: an engine id is six lowercase hex digits")
@@ -44,7 +45,7 @@ def resume(engine_id: str, code: int) -> tuple[EngineConfig, ProcessInfo]:
         ring.unlink(missing_ok=True)
     before = ProcessInfo(
         role="supervisor", stage=None, rank=None, pid=_pid_before(engine_id), exit_code=code,
-        detail=describe_exit(code, None),
+        detail=killed or describe_exit(code, None),
     )  # fmt: skip
     return config, before
 
