@@ -209,3 +209,20 @@ def test_a_run_of_tokens_at_once_has_the_text_of_single_ones(byte_level: Path, s
     single = [one.push(token) for token in ids]
     pieces = [run.extend(ids[:cut]), *map(run.push, ids[cut:])]
     assert "".join([*pieces, run.flush()]) == "".join([*single, one.flush()])
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_special_tokens_that_are_read_have_a_text(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = Tokenizer.load(request.getfixturevalue(kind))
+    spoken = tokenizer.special_ids(["</s>", "no token", "the"])
+    assert list(spoken.values()) == ["</s>"]
+    (mark,) = spoken
+    hidden = tokenizer.special_ids(["<s>"])
+    ids = [mark, *tokenizer.encode_chat("the é"), mark, *hidden, *tokenizer.encode_chat("the"), mark]
+    half = tokenizer.encode_chat("é")[:1]
+    stream = tokenizer.stream([], spoken)
+    text = "".join(stream.push(one) for one in [*ids, *half, mark]) + stream.flush()
+    assert text.replace(" ", "").startswith("</s>theé</s>the</s>") and text.endswith("</s>")
+    stream = tokenizer.stream([], spoken)
+    assert stream.extend([*ids, *half, mark]) + stream.flush() == text
+    assert "</s>" not in tokenizer.decode(ids)

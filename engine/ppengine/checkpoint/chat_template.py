@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ppengine.checkpoint.special_tokens import read_optional, special_tokens
+from ppengine.checkpoint.special_tokens import special_tokens
+from ppengine.checkpoint.template_source import template_source
 from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
 from ppengine.protocol.chat_messages import Chat
@@ -38,7 +39,7 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
         """Read the template of a Hugging Face folder. Raises ConfigError in one line, also if there is none."""
-        source = _source(folder)
+        source = template_source(folder)
         if source is None:
             raise ConfigError("this model has no chat template; send the prompt as plain text")
         return cls(source, special_tokens(folder))
@@ -108,18 +109,3 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["strftime_now"] = now
     environment.filters["tojson"] = to_json
     return environment
-
-
-def _source(folder: Path) -> str | None:
-    """Return the template: a file of its own (transformers 5), or a key of tokenizer_config.json, maybe by name."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(one_line(f"{path}: {error}")) from None
-    template = read_optional(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None

@@ -14,7 +14,7 @@ class GrowingText:
     `stops` end it, from token number `min_tokens` on, and are no part of it.
     """
 
-    __slots__ = ("_held_back", "_min_tokens", "_stops", "_stream", "count", "stopped", "text")
+    __slots__ = ("_held_back", "_min_tokens", "_stops", "_stream", "count", "stop_text", "text")
 
     def __init__(self, stream: DetokStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._stream: DetokStream | None = stream
@@ -23,8 +23,13 @@ class GrowingText:
         self.text = ""
         self.count = 0
         """Number of tokens so far."""
-        self.stopped = False
+        self.stop_text: str | None = None
+        """The stop text at which the text was cut."""
+
+    @property
+    def stopped(self) -> bool:
         """Whether the text was cut at a stop text."""
+        return self.stop_text is not None
 
     @property
     def shown(self) -> int:
@@ -43,7 +48,8 @@ class GrowingText:
         if self.count >= self._min_tokens:
             at = find_stop(self.text, stops, len(piece))
             if at is not None:
-                self.text, self._held_back, self.stopped = self.text[:at], 0, True
+                self.stop_text = next(stop for stop in stops if self.text.startswith(stop, at))
+                self.text, self._held_back = self.text[:at], 0
                 return True
         self._held_back = may_begin(self.text, stops)
         return False

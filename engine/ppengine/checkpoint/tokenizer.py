@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -73,9 +74,14 @@ class Tokenizer:
         """Return whether `token` adds nothing to a text: a special one, or padding of the vocabulary."""
         return token in self._special_ids or self._backend.id_to_token(token) is None
 
-    def stream(self, prompt_ids: list[int] | None = None) -> DetokStream:
-        """Return an incremental decoder for what follows `prompt_ids`."""
-        return DetokStream(self, prompt_ids or [])
+    def special_ids(self, texts: Iterable[str]) -> dict[int, str]:
+        """Return those of `texts` that are special tokens, by id."""
+        found = {self._backend.token_to_id(text): text for text in texts}
+        return {number: text for number, text in found.items() if number in self._special_ids}
+
+    def stream(self, prompt_ids: list[int] | None = None, spoken: Mapping[int, str] | None = None) -> DetokStream:
+        """Return an incremental decoder for what follows `prompt_ids`; `spoken`: special tokens that have a text."""
+        return DetokStream(self, prompt_ids or [], spoken or {})
 
     def encode_chat(self, text: str) -> list[int]:
         """Return the ids of a text of the chat template, which brings its own special tokens."""
@@ -103,8 +109,8 @@ class DetokStream:
     good text that is given out already.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int], spoken: Mapping[int, str]) -> None:
+        self._tokenizer, self._spoken = tokenizer, spoken
         # The last whole character of the prompt is context enough; one has at most four bytes, so four tokens.
         self._ids = [token for token in prompt_ids[-16:] if not tokenizer.is_silent(token)][-4:]
         self._given = len(self._ids)
@@ -113,7 +119,7 @@ class DetokStream:
     def push(self, token: int) -> str:
         """Return the text that `token` completes, which may be none."""
         if self._tokenizer.is_silent(token):
-            return ""
+            return self.flush() + self._spoken[token] if token in self._spoken else ""
         self._ids.append(token)
         text = self._tokenizer.decode(self._ids)
         if not text.endswith(_UNFINISHED):
@@ -124,6 +130,8 @@ class DetokStream:
 
     def extend(self, tokens: list[int]) -> str:
         """Return the text that `tokens` complete together; long runs are decoded at once."""
+        if self._spoken:
+            return "".join(map(self.push, tokens))
         head = [token for token in tokens[:-_TAIL] if not self._tokenizer.is_silent(token)]
         piece = ""
         if head:
