@@ -1,0 +1,253 @@
+"""Tool calls in the forms that models were trained to write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from ppengine.http.reply.growing_parser import GrowingParser, MalformedError, Step
+
+Functions = Mapping[str, Mapping[str, Any]]
+"""JSON schema of the parameters of each function that was offered, by name."""
+_ARGUMENTS = ("arguments", "parameters")
+
+
+class ToolParser(GrowingParser):
+    """Finds calls of the functions that were offered; a call of any other is text."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """Texts that begin a call anywhere. One that is a special token of the tokenizer must be in the text."""
+    special: ClassVar[tuple[str, ...]] = ()
+    """Further special tokens that must be in the text."""
+    id_form: ClassVar[tuple[str, int]] = ("call_", 24)
+    """Beginning of the ids of calls, and number of the characters behind it."""
+
+    def __init__(self, functions: Functions) -> None:
+        super().__init__()
+        self._functions, self._names = functions, tuple(functions)
+
+    def parse(self) -> Step[None]:
+        """Parse text and calls."""
+        while (yield from self.text_until(self.markers)):
+            yield from self.attempt()
+
+    def attempt(self) -> Step[None]:
+        """Parse the calls behind a marker; give a malformed one back."""
+        try:
+            yield from self.calls()
+        except MalformedError:
+            self.break_off()
+
+    def calls(self) -> Step[None]:
+        """Parse the calls behind a marker. Raises MalformedError."""
+        raise NotImplementedError
+
+    def object_call(self) -> Step[None]:
+        """Parse `{"name": NAME, "arguments": {...}}` but for its end; the keys in any order. Raises MalformedError."""
+        yield from self.expect("{")
+        name = arguments = None
+        yield from self.space()
+        more = not (yield from self.accept("}"))
+        while more:
+            key = yield from self.string()
+            yield from self.space()
+            yield from self.expect(":")
+            yield from self.space()
+            if key == "name" and name is None:
+                name = yield from self.string()
+                if name not in self._functions:
+                    raise MalformedError
+                if arguments is not None:
+                    self.begin_call(name)
+                    self.give("arguments", arguments)
+            elif key in _ARGUMENTS and arguments is None:
+                if name is not None:
+                    self.begin_call(name)
+                begin = self._at
+                yield from self.arguments(streams=name is not None)
+                arguments = self._text[begin : self._at]
+            elif key == "name" or key in _ARGUMENTS:
+                raise MalformedError
+            else:
+                yield from self.value()
+            yield from self.space()
+            more = not (yield from self.accept("}"))
+            if more:
+                yield from self.expect(",")
+                yield from self.space()
+        if name is None:
+            raise MalformedError
+        if arguments is None:
+            self.begin_call(name)
+            self.give("arguments", "{}")
+
+    def arguments(self, *, streams: bool = True) -> Step[None]:
+        """Parse the object of the arguments; `streams`: give it out as it comes. Raises MalformedError."""
+        if (yield from self.char()) != "{":
+            raise MalformedError
+        self._streams = streams
+        yield from self.value()
+        if streams:
+            self._streams = False
+            self.give("arguments")
+
+
+class HermesParser(ToolParser):
+    """`<tool_call>{"name": NAME, "arguments": {...}}</tool_call>`: Qwen, Hermes."""
+
+    markers = ("<tool_call>",)
+
+    def calls(self) -> Step[None]:
+        """Parse one call. Raises MalformedError."""
+        yield from self.space()
+        yield from self.object_call()
+        yield from self.space()
+        yield from self.accept("</tool_call>")
+        self.end_call()
+
+
+class Llama3Parser(ToolParser):
+    """`{"name": NAME, "parameters": {...}}`, several by semicolon: Llama 3. It begins the text, or follows a token."""
+
+    markers = ("<|python_tag|>",)
+
+    def parse(self) -> Step[None]:
+        """Parse calls at the beginning of the text, then as others."""
+        yield from self.space()
+        if (yield from self.char()) == "{":
+            yield from self.attempt()
+        yield from super().parse()
+
+    def calls(self) -> Step[None]:
+        """Parse calls. Raises MalformedError."""
+        more = True
+        while more:
+            yield from self.space()
+            yield from self.object_call()
+            self.end_call()
+            yield from self.space()
+            more = yield from self.accept(";")
+
+
+class MistralParser(ToolParser):
+    """`[TOOL_CALLS]` before a list of objects, or before each `NAME[ARGS]{...}`: Mistral, by age of the tokenizer."""
+
+    markers = ("[TOOL_CALLS]",)
+    special = ("[ARGS]", "[CALL_ID]")
+    id_form = ("", 9)
+
+    def calls(self) -> Step[None]:
+        """Parse a list of calls, or one call. Raises MalformedError."""
+        yield from self.space()
+        if not (yield from self.accept("[")):
+            name = yield from self.one_of(self._names)
+            if (yield from self.accept("[CALL_ID]")):
+                while (yield from self.char()).isalnum():
+                    self._at += 1
+            yield from self.accept("[ARGS]")
+            yield from self.space()
+            if (yield from self.char()) != "{":
+                raise MalformedError
+            self.begin_call(name)
+            yield from self.arguments()
+            self.end_call()
+            return
+        more = True
+        while more:
+            yield from self.space()
+            yield from self.object_call()
+            self.end_call()
+            yield from self.space()
+            more = yield from self.accept(",")
+        yield from self.accept("]")
+        self.give("text", "")
+
+
+class Glm4Parser(ToolParser):
+    """The name of a function, a line feed and `{...}`, at the beginning of the text: GLM-4."""
+
+    def parse(self) -> Step[None]:
+        """Parse calls, then text."""
+        yield from self.attempt()
+        yield from super().parse()
+
+    def calls(self) -> Step[None]:
+        """Parse calls up to the first character that is none. Raises MalformedError."""
+        yield from self.space()
+        while (yield from self.char()):
+            name = yield from self.one_of(self._names)
+            yield from self.expect("\n")
+            yield from self.space()
+            if (yield from self.char()) != "{":
+                raise MalformedError
+            self.begin_call(name)
+            yield from self.arguments()
+            self.end_call()
+            yield from self.space()
+
+
+class Glm45Parser(ToolParser):
+    """`<tool_call>NAME`, `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` for each argument: GLM-4.5 and later."""
+
+    markers = ("<tool_call>",)
+
+    def calls(self) -> Step[None]:
+        """Parse one call. Raises MalformedError."""
+        yield from self.space()
+        name = yield from self.one_of(self._names)
+        yield from self.space()
+        properties, before = self._functions[name].get("properties"), "{"
+        while (yield from self.accept("<arg_key>")):
+            key = (yield from self.until("</arg_key>")).strip()
+            yield from self.space()
+            yield from self.expect("<arg_value>")
+            if not self._call_open:
+                self.begin_call(name)
+            self.give("arguments", f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from self._argument(properties.get(key) if isinstance(properties, dict) else None)
+            before = ", "
+            yield from self.space()
+        yield from self.expect("</tool_call>")
+        if not self._call_open:
+            self.begin_call(name)
+        self.give("arguments", "{}" if before == "{" else "}")
+        self.end_call()
+
+    def _argument(self, schema: object) -> Step[None]:
+        """Parse the value of an argument: plain text if its schema says so, otherwise JSON, or else text again."""
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if kind != "string":
+            text = yield from self.until("</arg_value>")
+            try:
+                msgspec.json.decode(text)
+            except (msgspec.DecodeError, RecursionError):
+                text = json.dumps(text, ensure_ascii=False)
+            self.give("arguments", text.strip())
+            return
+        self.give("arguments", '"')
+        while not (yield from self.accept("</arg_value>")):
+            if not (yield from self.char()):
+                raise MalformedError
+            end = self._text.find("<", self._at + 1)
+            self._at = len(self._text) if end < 0 else end
+            text = self._text[self._given : self._at]
+            self.give("arguments", json.dumps(text, ensure_ascii=False)[1:-1])
+        self.give("arguments", '"')
+
+
+PARSERS: dict[str, type[ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3": Llama3Parser,
+    "mistral": MistralParser,
+    "glm4": Glm4Parser,
+    "glm45": Glm45Parser,
+}
+"""Parsers by the names that `http.tool_parser` takes."""
+
+
+def special_texts(parser: type[ToolParser]) -> Sequence[str]:
+    """Return the texts of the special tokens that a parser reads."""
+    return (*parser.markers, *parser.special)
