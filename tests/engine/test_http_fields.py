@@ -12,7 +12,8 @@ from ppengine.common.config import ConfigError, ModelConfig, Profile
 from ppengine.common.http_address import parse_http
 from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
-from ppengine.http.request_fields import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, decode
+from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
+from ppengine.http.request_fields import CompletionRequest, decode
 from ppengine.supervisor import http_port
 
 KEY = "k" * 20

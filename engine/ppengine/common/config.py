@@ -154,6 +154,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """File of API keys, a line each as `NAME KEY`, beside PPCONSOLE_API_KEY; null: that one alone, or none."""
     most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
     """Requests that may be open at once in each process; later ones are refused with status 429."""
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45"] = "auto"
+    """Form in which the model writes tool calls; auto: the one that its chat template shows."""
+    reasoning: Literal["auto", "none", "think"] = "auto"
+    """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,19 +1,20 @@
-"""Answers of completions and chats, whole or as events."""
+"""Answers, whole or as events: the work that all forms share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 import msgspec
 
-from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import answer_fields as fields
+from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation, Part
 from ppengine.http.merging import merged
-from ppengine.http.request_fields import ChatRequest, CommonFields, CompletionRequest
+from ppengine.http.request_fields import CommonFields
 from ppengine.http.service import Service
 from ppengine.protocol.control import Logprob
 
@@ -21,47 +22,64 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Answer(Protocol):
-    """The form of an answer: a chunk for a part, or the whole for all of them."""
+    """The form of an answer: bytes of events for each part, or the whole for all of them."""
 
-    def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> msgspec.Struct:
-        """Return an event; without a part it has the usage alone."""
+    def begin(self) -> bytes:
+        """Return the events before the first part."""
         ...
 
-    def whole(self, parts: list[list[Part]], usage: fields.Usage) -> msgspec.Struct:
+    def part(self, part: Part) -> bytes:
+        """Return the events of a part, which may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the events after the last part."""
+        ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the events that end an answer which cannot go on."""
+        ...
+
+    def whole(self, parts: list[list[Part]]) -> msgspec.Struct:
         """Return the answer to a request that is not streamed; `parts` by choice."""
         ...
 
+    def refusal(self, error: ApiError) -> bytes:
+        """Return the body of an answer that is an error."""
+        ...
 
-async def stream(
-    answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call
-) -> AsyncIterator[bytes]:
+
+async def stream(answer: Answer, generations: Sequence[Generation], call: Call) -> AsyncIterator[bytes]:
     """Yield the events of a streamed answer. Raises ApiError."""
-    options = request.stream_options
-    at_end = options is not None and options.include_usage
-    always = options is not None and options.continuous_usage_stats
+    if events := answer.begin():
+        yield events
     async with aclosing(merged([one.parts() for one in generations])) as parts:
         async for part in parts:
             call.part(part.choice, len(part.token_ids))
-            usage = usage_of(generations) if always else None if at_end else msgspec.UNSET
-            yield event(answer.chunk(part, usage))
-    if at_end:
-        yield event(answer.chunk(None, usage_of(generations)))
-    yield DONE
+            if events := answer.part(part):
+                yield events
+    if events := answer.end():
+        yield events
 
 
-async def whole(answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call) -> msgspec.Struct:
+async def whole(answer: Answer, generations: Sequence[Generation], call: Call) -> msgspec.Struct:
     """Return the answer once all choices have ended. Raises ApiError."""
-    parts: list[list[Part]] = [[] for _ in range(len(generations) * (request.n or 1))]
+    parts: list[list[Part]] = [[] for one in generations for _ in range(one.choices)]
     async with aclosing(merged([one.parts() for one in generations])) as found:
         async for part in found:
             call.part(part.choice, len(part.token_ids))
             parts[part.choice].append(part)
-    return answer.whole(parts, usage_of(generations))
+    return answer.whole(parts)
 
 
 def event(message: msgspec.Struct) -> bytes:
     """Return a server-sent event."""
     return b"data: %b\n\n" % msgspec.json.encode(message)
+
+
+def named_event(name: str, message: object) -> bytes:
+    """Return a server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(message))
 
 
 def usage_of(generations: Sequence[Generation]) -> fields.Usage:
@@ -75,95 +93,48 @@ def usage_of(generations: Sequence[Generation]) -> fields.Usage:
     )  # fmt: skip
 
 
-class CompletionAnswer:
-    """See `Answer`."""
-
-    def __init__(self, name: str, service: Service, request: CompletionRequest) -> None:
-        self._name, self._created, self._model = name, service.now(), service.model
-        self._tokenizer, self._wanted = service.tokenizer, request.logprobs
-
-    def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> msgspec.Struct:
-        """See `Answer`."""
-        return self._made([] if part is None else [self._choice([part])], usage)
-
-    def whole(self, parts: list[list[Part]], usage: fields.Usage) -> msgspec.Struct:
-        """See `Answer`."""
-        return self._made([self._choice(one) for one in parts], usage)
-
-    def _made(
-        self, choices: list[fields.CompletionChoice], usage: fields.Usage | msgspec.UnsetType | None
-    ) -> fields.Completion:
-        return fields.Completion(id=self._name, created=self._created, model=self._model, choices=choices, usage=usage)
-
-    def _choice(self, parts: list[Part]) -> fields.CompletionChoice:
-        return fields.CompletionChoice(
-            index=parts[0].choice, text="".join(part.text for part in parts),
-            logprobs=None if self._wanted is None else self._logprobs(parts), finish_reason=parts[-1].finish_reason,
-        )  # fmt: skip
-
-    def _logprobs(self, parts: list[Part]) -> fields.CompletionLogprobs:
-        made, place = fields.CompletionLogprobs([], [], [], []), parts[0].offset
-        for token, logprob in _pairs(parts):
-            text = self._tokenizer.token_text(token)
-            made.tokens.append(text)
-            made.token_logprobs.append(logprob.chosen)
-            best = {self._tokenizer.token_text(one): value for one, value in logprob.top[: self._wanted]}
-            made.top_logprobs.append(best)
-            made.text_offset.append(place)
-            place += len(text)
-        return made
-
-
-class ChatAnswer:
-    """See `Answer`."""
-
-    def __init__(self, name: str, service: Service, request: ChatRequest) -> None:
-        self._name, self._created, self._model = name, service.now(), service.model
-        self._tokenizer, self._wanted = service.tokenizer, request.wanted_logprobs()
-        self._begun: set[int] = set()
-
-    def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> msgspec.Struct:
-        """See `Answer`. The role comes with the first token: a chunk before it would be counted as the first token."""
-        choices = []
-        if part is not None:
-            delta = fields.ChatDelta(content=part.text if part.text else msgspec.UNSET)
-            if part.choice not in self._begun:
-                self._begun.add(part.choice)
-                delta.role, delta.content = "assistant", part.text
-            choices.append(
-                fields.ChatChunkChoice(
-                    index=part.choice, delta=delta, logprobs=self._logprobs([part]), finish_reason=part.finish_reason
-                )
-            )
-        return fields.ChatChunk(id=self._name, created=self._created, model=self._model, choices=choices, usage=usage)
-
-    def whole(self, parts: list[list[Part]], usage: fields.Usage) -> msgspec.Struct:
-        """See `Answer`."""
-        choices = [
-            fields.ChatChoice(
-                index=index, message=fields.ChatMessage(content="".join(part.text for part in one)),
-                logprobs=self._logprobs(one), finish_reason=one[-1].finish_reason,
-            )
-            for index, one in enumerate(parts)
-        ]  # fmt: skip
-        return fields.ChatCompletion(
-            id=self._name, created=self._created, model=self._model, choices=choices, usage=usage
-        )
-
-    def _logprobs(self, parts: list[Part]) -> fields.ChatLogprobs | None:
-        if self._wanted is None:
-            return None
-        return fields.ChatLogprobs([_token_logprob(self._tokenizer, *pair, self._wanted) for pair in _pairs(parts)])
-
-
-def _pairs(parts: list[Part]) -> list[tuple[int, Logprob]]:
+def pairs(parts: Sequence[Part]) -> list[tuple[int, Logprob]]:
+    """Return the tokens of `parts` with their log-probabilities."""
     return [pair for part in parts for pair in zip(part.token_ids, part.logprobs, strict=False)]
 
 
-def _token_logprob(tokenizer: Tokenizer, token: int, logprob: Logprob, most: int) -> fields.TokenLogprob:
-    text = tokenizer.token_text(token)
-    top = [
-        fields.TopLogprob(word := tokenizer.token_text(one), value, list(word.encode()))
-        for one, value in logprob.top[:most]
-    ]
-    return fields.TokenLogprob(text, logprob.chosen, list(text.encode()), top)
+class ChunkedAnswer(ABC):
+    """See `Answer`. A form whose events are chunks of the whole, up to `[DONE]`: completions and chats."""
+
+    def __init__(self, name: str, service: Service, request: CommonFields, generations: Sequence[Generation]) -> None:
+        self._name, self._created, self._model = name, service.now(), service.model
+        self._tokenizer, self._generations = service.tokenizer, generations
+        options = request.stream_options
+        self._usage_at_end = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats
+
+    @abstractmethod
+    def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> msgspec.Struct | None:
+        """Return an event, None for a part that shows nothing yet; without a part it has the usage alone."""
+
+    def begin(self) -> bytes:
+        """See `Answer`. Clients measure the time to the first event, so it comes with the first token."""
+        return b""
+
+    def part(self, part: Part) -> bytes:
+        """See `Answer`."""
+        usage = self.usage() if self._usage_always else None if self._usage_at_end else msgspec.UNSET
+        made = self.chunk(part, usage)
+        return b"" if made is None else event(made)
+
+    def end(self) -> bytes:
+        """See `Answer`."""
+        made = self.chunk(None, self.usage()) if self._usage_at_end else None
+        return DONE if made is None else event(made) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return b"data: %b\n\n%b" % (error.encode(), DONE)
+
+    def refusal(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return error.encode()
+
+    def usage(self) -> fields.Usage:
+        """Return the tokens so far."""
+        return usage_of(self._generations)

@@ -13,19 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.answer_forms import ChatAnswer, CompletionAnswer
 from ppengine.http.api_errors import ApiError, Kind, invalid
 from ppengine.http.api_keys import ApiKeys
+from ppengine.http.chat_answer import ChatAnswer
+from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.client_stats import ClientStats
+from ppengine.http.completion_answer import CompletionAnswer
+from ppengine.http.generation_response import GenerationResponse, error_response, json_response, read_body
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
-from ppengine.http.request_fields import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    decode,
-)
-from ppengine.http.responses import GenerationResponse, error_response, json_response, read_body
+from ppengine.http.request_fields import CompletionRequest, decode
 from ppengine.http.service import Caller, Service
 
 log = logging.getLogger("ppengine.http")
@@ -65,13 +61,15 @@ class Routes:
         """Continue prompts."""
         body = decode(await read_body(request), CompletionRequest)
         name, generations = await self._service.complete(body, caller)
-        return GenerationResponse(name, CompletionAnswer(name, self._service, body), generations, body, caller.call)
+        answer = CompletionAnswer(name, self._service, body, generations)
+        return GenerationResponse(name, answer, generations, caller.call, events=bool(body.stream))
 
     async def chat(self, request: Request, caller: Caller) -> Response:
         """Answer a chat."""
         body = decode(await read_body(request), ChatRequest)
-        name, generation = await self._service.chat(body, caller)
-        return GenerationResponse(name, ChatAnswer(name, self._service, body), [generation], body, caller.call)
+        name, generation, replies = await self._service.chat(body, caller)
+        answer = ChatAnswer(name, self._service, body, generation, replies)
+        return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""
@@ -179,4 +177,5 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer an unexpected error; the log has its stack."""
     log.error("%s %s failed", request.method, request.url.path[:80], exc_info=error)
-    return error_response(ApiError(500, "server_error", "the server failed at this request; its log has the reason"))
+    text = "the server failed at this request; its log has the reason"
+    return error_response(ApiError(500, "server_error", text))

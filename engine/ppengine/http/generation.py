@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ class Part(NamedTuple):
     offset: int
     """Characters of the choice's text before it."""
     finish_reason: str | None
+    stop_text: str | None = None
+    """The stop text that ended it."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,8 @@ class Generation:
     """Number of its first choice in the answer."""
     stops: list[str]
     min_tokens: int
+    spoken: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that have a text in the answer."""
     output_tokens: int = 0
     cached_tokens: int = 0
     _choices: list[_Choice] = field(init=False)
@@ -60,8 +64,14 @@ class Generation:
         """Begin the texts."""
         stream = self.tokenizer.stream
         self._choices = [
-            _Choice(GrowingText(stream(self.prompt_ids), self.stops, self.min_tokens)) for _ in self.followed.counts
+            _Choice(GrowingText(stream(self.prompt_ids, self.spoken), self.stops, self.min_tokens))
+            for _ in self.followed.counts
         ]
+
+    @property
+    def choices(self) -> int:
+        """Number of continuations."""
+        return len(self._choices)
 
     async def parts(self) -> AsyncIterator[Part]:
         """Yield the parts of all choices as they come. Raises ApiError if the request cannot go on."""
@@ -101,4 +111,4 @@ class Generation:
             growing.end(by_stop_token=by_token)
         choice.given = growing.shown
         text = growing.text[begin : choice.given]
-        return Part(self.first + sample, text, texts, logprobs[: len(texts)], begin, reason)
+        return Part(self.first + sample, text, texts, logprobs[: len(texts)], begin, reason, growing.stop_text)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ppengine.http.answer_forms import DONE, Answer, stream, whole
+from ppengine.http.answer_forms import Answer, stream, whole
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation
-from ppengine.http.request_fields import CommonFields
 
 log = logging.getLogger("ppengine.http")
 
@@ -29,9 +28,9 @@ def json_response(message: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(message), status, media_type=_JSON)
 
 
-def error_response(error: ApiError) -> Response:
-    """Return an error in OpenAI's form."""
-    return Response(error.encode(), error.status, error.headers, _JSON)
+def error_response(error: ApiError, body: Callable[[ApiError], bytes] = ApiError.encode) -> Response:
+    """Return an error, in OpenAI's form without another `body`."""
+    return Response(body(error), error.status, error.headers, _JSON)
 
 
 async def read_body(request: Request) -> bytes:
@@ -50,15 +49,15 @@ class GenerationResponse(Response):
     """The answer to a request whose generations run, as events or as one body."""
 
     def __init__(
-        self, name: str, answer: Answer, generations: Sequence[Generation], request: CommonFields, call: Call
+        self, name: str, answer: Answer, generations: Sequence[Generation], call: Call, *, events: bool
     ) -> None:
         super().__init__()
         self._name, self._answer, self._generations = name, answer, generations
-        self._request, self._call, self._status = request, call, 200
+        self._events, self._call, self._status = events, call, 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; abort the generations if the client leaves before its end."""
-        work = asyncio.create_task(self._send_events(send) if self._request.stream else self._send_whole(scope, send))
+        work = asyncio.create_task(self._send_events(send) if self._events else self._send_whole(scope, send))
         gone = asyncio.create_task(_disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,9 +73,9 @@ class GenerationResponse(Response):
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         try:
-            response = json_response(await whole(self._answer, self._generations, self._request, self._call))
+            response = json_response(await whole(self._answer, self._generations, self._call))
         except ApiError as error:
-            response, self._status = error_response(error), error.status
+            response, self._status = error_response(error, self._answer.refusal), error.status
         response.headers["x-request-id"] = self._name
         await response(scope, _nothing, send)
 
@@ -87,13 +86,12 @@ class GenerationResponse(Response):
         ]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async for data in stream(self._answer, self._generations, self._request, self._call):
+            async for data in stream(self._answer, self._generations, self._call):
                 with self._call.sending():
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             self._status = error.status
-            data = b"data: %b\n\n%b" % (error.encode(), DONE)
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": self._answer.failed(error), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Mapping
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -13,7 +14,7 @@ from ppengine.protocol.sampling import SamplingParams
 T = TypeVar("T", bound="Body")
 
 _IGNORED = frozenset({
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "service_tier", "store",
 })  # fmt: skip
 """Fields of OpenAI that say nothing about the tokens."""
@@ -35,8 +36,6 @@ _NO_OP: dict[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -56,6 +55,9 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 class Body(msgspec.Struct, kw_only=True):
     """Every body. A null is the default, as OpenAI has it."""
+
+    ignored: ClassVar[Collection[str]] = _IGNORED
+    no_op: ClassVar[Mapping[str, tuple[object, ...]]] = _NO_OP
 
     model: str | None = None
 
@@ -140,77 +142,6 @@ class CompletionRequest(CommonFields, kw_only=True):
         return [one for one in given if not isinstance(one, int)]
 
 
-class ContentPart(msgspec.Struct):
-    """A part of a message."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """A message of a chat, with the fields that templates read."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it. Raises ApiError for anything but text."""
-        content = self.content
-        if isinstance(content, list):
-            other = next((part.type for part in content if part.text is None), None)
-            if other is not None:
-                raise invalid(f"a message has a part of type {other}; this model reads text alone", "messages")
-            content = "".join(part.text or "" for part in content)
-        fields: dict[str, Any] = {"role": self.role, "content": content or ""}
-        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, name)) is not None:
-                fields[name] = value
-        return fields
-
-
-class ChatRequest(CommonFields, kw_only=True):
-    """Body of `/v1/chat/completions`."""
-
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def wanted_logprobs(self) -> int | None:
-        """Return how many of the best log-probabilities are wanted a token; None: none. Raises ApiError."""
-        if self.top_logprobs and not self.logprobs:
-            raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true", "top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def sampling(self) -> SamplingParams:
-        """Return how the core samples. Raises ApiError."""
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.params(most, self.wanted_logprobs())
-
-
-class TokenizeRequest(Body, kw_only=True):
-    """Body of `/tokenize`: a prompt, or the messages of a chat."""
-
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(Body, kw_only=True):
-    """Body of `/detokenize`."""
-
-    tokens: list[int]
-
-
 def decode(body: bytes, kind: type[T]) -> T:
     """Return the body of a request. Raises ApiError, which names the field at fault."""
     try:
@@ -221,7 +152,7 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise invalid(f"the body is {type(data).__name__}; it must be an object")
     fields = kind.__struct_fields__
     for name in [name for name in data if name not in fields]:
-        _check_unknown(name, data.pop(name), fields)
+        _check_unknown(name, data.pop(name), kind)
     try:
         return msgspec.convert(data, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
@@ -229,16 +160,17 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
 
 
-def _check_unknown(name: str, value: object, fields: tuple[str, ...]) -> None:
+def _check_unknown(name: str, value: object, kind: type[Body]) -> None:
     """Raise ApiError for a field that this server does not have, unless its value changes nothing."""
-    if name in _IGNORED or (name in _NO_OP and (value is None or any(value == one for one in _NO_OP[name]))):
+    no_op = kind.no_op.get(name)
+    if name in kind.ignored or (no_op is not None and (value is None or any(value == one for one in no_op))):
         return
-    if name in _NO_OP:
+    if no_op is not None:
         shown = msgspec.json.encode(value).decode()
-        accepted = ["null", *(msgspec.json.encode(one).decode() for one in _NO_OP[name])]
+        accepted = ["null", *(msgspec.json.encode(one).decode() for one in no_op)]
         text = f"{name} is {shown[:60]}; this server does not have it and takes {' or '.join(accepted)}"
         raise ApiError(400, "invalid_request_error", text, param=name, code="unsupported_parameter")
-    near = difflib.get_close_matches(name[:80], fields, n=1)
+    near = difflib.get_close_matches(name[:80], kind.__struct_fields__, n=1)
     raise ApiError(
         400, "invalid_request_error", f"unknown field {name[:80]}{f'; did you mean {near[0]}?' if near else ''}",
         param=name[:80], code="unknown_parameter",

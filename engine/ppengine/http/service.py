@@ -6,21 +6,26 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from ppengine.checkpoint.template_source import template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
 from ppengine.http.api_errors import ApiError, invalid, unavailable
+from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import Call
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
-from ppengine.http.request_fields import ChatRequest, CommonFields, CompletionRequest, Message, TokenizeRequest
+from ppengine.http.reply.reasoning_splitter import begins_inside
+from ppengine.http.reply.reply_reader import ReplyFactory, form_of
+from ppengine.http.request_fields import CommonFields, CompletionRequest
+from ppengine.http.tool_fields import Function, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
@@ -55,6 +60,9 @@ class Service:
         self.created = int(config.started_wall)
         self._renderer, self._most_open = renderer, most_open
         self._longest_token = self.tokenizer.longest_token
+        http = config.profile.http
+        self.reply_form = form_of(template_source(Path(config.model_path)), http.tool_parser, http.reasoning)
+        self._spoken = self.tokenizer.special_ids(self.reply_form.special)
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> tuple[str, list[Generation]]:
         """Begin the generations of a completion; return its id and one a prompt. Raises ApiError."""
@@ -64,14 +72,32 @@ class Service:
             raise invalid(f"{len(prompts)} prompts; at most {PROMPTS_MOST} are taken", "prompt")
         special = request.add_special_tokens
         ids = [one if isinstance(one, list) else await self._encode(one, special=special) for one in prompts]
-        return await self._begin("cmpl", ids, request, caller)
+        return await self._begin("cmpl-", ids, request, caller)
 
-    async def chat(self, request: ChatRequest, caller: Caller) -> tuple[str, Generation]:
-        """Begin the generation of a chat; return its id and the generation. Raises ApiError."""
+    async def chat(
+        self, request: ChatRequest, caller: Caller, prefix: str = "chatcmpl-"
+    ) -> tuple[str, Generation, ReplyFactory]:
+        """Begin the generation of a chat; return its id, the generation and its readers. Raises ApiError."""
         self._check(request)
-        ids = await self._chat_ids(request.messages, request.add_generation_prompt, request.chat_template_kwargs)
-        name, (generation,) = await self._begin("chatcmpl", [ids], request, caller)
-        return name, generation
+        functions = functions_of(request.tools, request.tool_choice)
+        if functions and self.reply_form.tool_parser is None:
+            text = "tools: this model's chat template has no form of tool calls that is known; see http.tool_parser"
+            raise ApiError(400, "invalid_request_error", text, param="tools", code="unsupported_parameter")
+        text = await self._rendered(request, functions)
+        replies = ReplyFactory(
+            form=self.reply_form, inside=begins_inside(text), functions=schemas(functions),
+            parallel=request.parallel_tool_calls is not False,
+        )  # fmt: skip
+        ids = await self._encode(text, special=False)
+        spoken = {} if replies.plain else self._spoken
+        name, (generation,) = await self._begin(prefix, [ids], request, caller, spoken)
+        return name, generation, replies
+
+    async def count(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a chat. Raises ApiError."""
+        self.check_model(request.model)
+        text = await self._rendered(request, functions_of(request.tools, request.tool_choice))
+        return len(await self._encode(text, special=False))
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
         """Return the token ids of a prompt or chat. Raises ApiError."""
@@ -80,7 +106,8 @@ class Service:
             raise invalid("give either prompt or messages", "prompt")
         if request.prompt is not None:
             return await self._encode(request.prompt, special=request.add_special_tokens)
-        return await self._chat_ids(request.messages or [], request.add_generation_prompt, request.chat_template_kwargs)
+        text = await self._rendered(request, functions_of(request.tools, None))
+        return await self._encode(text, special=False)
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a model that is not served here."""
@@ -99,16 +126,14 @@ class Service:
             text = f"{self.link.open_requests} requests are open, the most that this process takes; try again"
             raise ApiError(429, "rate_limit_error", text, retry_after_s=1)
 
-    async def _chat_ids(
-        self, messages: Sequence[Message], prompt: bool, options: dict[str, object] | None
-    ) -> list[int]:
-        if not messages:
+    async def _rendered(self, request: ChatRequest | TokenizeRequest, functions: list[Function]) -> str:
+        if not request.messages:
             raise invalid("messages is an empty list; give at least one message", "messages")
         chat = Chat(
-            messages=[one.for_template() for one in messages], add_generation_prompt=prompt, options=options or {}
-        )
-        text = await self._renderer.render(chat, min(CHAT_MOST, self._characters))
-        return await self._encode(text, special=False)
+            messages=[one.for_template() for one in request.messages], tools=for_template(functions),
+            add_generation_prompt=request.add_generation_prompt, options=request.chat_template_kwargs or {},
+        )  # fmt: skip
+        return await self._renderer.render(chat, min(CHAT_MOST, self._characters))
 
     @property
     def _characters(self) -> int:
@@ -123,8 +148,9 @@ class Service:
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     async def _begin(
-        self, prefix: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller
-    ) -> tuple[str, list[Generation]]:
+        self, prefix: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
+        spoken: Mapping[int, str] | None = None,
+    ) -> tuple[str, list[Generation]]:  # fmt: skip
         sampling, name = self._sampling(request), _new_id(prefix, caller.request_id)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         submissions = [
@@ -139,7 +165,8 @@ class Service:
             raise _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
         return name, [
             Generation(
-                self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens
+                self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,
+                spoken or {},
             )
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip
@@ -170,5 +197,5 @@ def _owner(user: str | None) -> str:
 def _new_id(prefix: str, wanted: str | None) -> str:
     """Return an unused request id, which contains the client's own where it has one."""
     if wanted is not None and _ID.fullmatch(wanted):
-        return f"{prefix}-{wanted}-{secrets.token_hex(2)}"
-    return f"{prefix}-{secrets.token_hex(6)}"
+        return f"{prefix}{wanted}-{secrets.token_hex(2)}"
+    return f"{prefix}{secrets.token_hex(6)}"

@@ -1,0 +1,91 @@
+"""Bodies of requests with the messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from ppengine.http.api_errors import invalid
+from ppengine.http.request_fields import Body, CommonFields
+from ppengine.http.tool_fields import Tool, ToolCall, ToolChoice
+from ppengine.protocol.sampling import SamplingParams
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """A message of a chat, with the fields that templates read."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates expect it. Raises ApiError for anything but text."""
+        content = self.content
+        if isinstance(content, list):
+            other = next((part.type for part in content if part.text is None), None)
+            if other is not None:
+                raise invalid(f"a message has a part of type {other}; this model reads text alone", "messages")
+            content = "".join(part.text or "" for part in content)
+        fields = {
+            # Few templates know the newer name of the role.
+            "role": "system" if self.role == "developer" else self.role, "content": content or "", "name": self.name,
+            "tool_calls": [call.for_template() for call in self.tool_calls or []] or None,
+            "tool_call_id": self.tool_call_id, "reasoning_content": self.reasoning_content or self.reasoning,
+        }  # fmt: skip
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+class ChatRequest(CommonFields, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    def wanted_logprobs(self) -> int | None:
+        """Return how many of the best log-probabilities are wanted a token; None: none. Raises ApiError."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true", "top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def sampling(self) -> SamplingParams:
+        """Return how the core samples. Raises ApiError."""
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.params(most, self.wanted_logprobs())
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """Body of `/tokenize`: a prompt, or the messages of a chat."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body, kw_only=True):
+    """Body of `/detokenize`."""
+
+    tokens: list[int]

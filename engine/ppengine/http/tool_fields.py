@@ -1,0 +1,139 @@
+"""Functions that a model may call, as requests have them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from ppengine.http.api_errors import ApiError, invalid
+from ppengine.http.reply.tool_parsers import Functions
+
+TOOLS_MOST = 1024
+"""Most functions of a request."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call. `parameters` is the JSON schema of its arguments, which are an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    """Whether the arguments must fit the schema, which the model alone decides here."""
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may use."""
+
+    type: str
+    function: Function | None = None
+
+
+class NamedFunction(msgspec.Struct):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The tool that must be used."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """The function of a call, and its arguments in JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model has made before."""
+
+    id: str | None = None
+    type: str = "function"
+    function: CalledFunction
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as templates expect it: the arguments are an object if their JSON is one."""
+        arguments = self.function.arguments or {}
+        if isinstance(arguments, str):
+            # Without an object the model is shown the text that it wrote.
+            with contextlib.suppress(msgspec.MsgspecError, RecursionError, UnicodeError):
+                arguments = msgspec.json.decode(arguments, type=dict[str, Any])
+        made = {"type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+        return made if self.id is None else {"id": self.id, **made}
+
+
+def functions_of(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Function]:
+    """Return the functions that are offered to the model, none if it must not call any. Raises ApiError."""
+    functions = []
+    for number, tool in enumerate(tools or []):
+        if tool.type != "function" or tool.function is None:
+            raise invalid(
+                f"tools[{number}] is of type {tool.type}; give a function: this server runs no tools", "tools"
+            )
+        if _NAME.fullmatch(tool.function.name) is None:
+            right = "1 to 128 letters, digits, '_', '.' and '-'"
+            raise invalid(f"tools[{number}] has the name {tool.function.name!r:.150}; it must be {right}", "tools")
+        functions.append(tool.function)
+    names = [one.name for one in functions]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise invalid(f"tools has two functions {twice}; each needs a name of its own", "tools")
+    if len(names) > TOOLS_MOST:
+        raise invalid(f"tools has {len(names)} functions; at most {TOOLS_MOST} are taken", "tools")
+    if choice in ("none", "auto", None):
+        return [] if choice == "none" else functions
+    wanted = choice.function.name if isinstance(choice, NamedTool) else None
+    call_schema(functions, wanted)
+    shown = "required" if wanted is None else f"the function {wanted}"
+    text = f"tool_choice is {shown}; it needs constrained decoding, which this server does not have; use auto or none"
+    raise ApiError(400, "invalid_request_error", text, param="tool_choice", code="unsupported_value")
+
+
+def call_schema(functions: list[Function], wanted: str | None) -> dict[str, Any]:
+    """Return the JSON schema of calls that are certain: the arguments of one function, or a list of any calls.
+
+    `wanted` names the function; None: any of them. Raises ApiError if it is not offered.
+    """
+    if not functions:
+        raise invalid("tool_choice asks for a call, and tools has no function", "tool_choice")
+    if wanted is not None:
+        found = next((one for one in functions if one.name == wanted), None)
+        if found is None:
+            raise invalid(f"tool_choice names the function {wanted[:130]}, which is not in tools", "tool_choice")
+        return _arguments_schema(found)
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": one.name}, "arguments": _arguments_schema(one)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for one in functions
+    ]
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+
+
+def for_template(functions: list[Function]) -> list[dict[str, Any]] | None:
+    """Return the functions as templates expect them; None without any."""
+    return [{"type": "function", "function": msgspec.to_builtins(one)} for one in functions] or None
+
+
+def schemas(functions: list[Function]) -> Functions:
+    """Return the schema of the parameters by name."""
+    return {one.name: _arguments_schema(one) for one in functions}
+
+
+def _arguments_schema(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object", "properties": {}}

@@ -1,0 +1,117 @@
+"""Chats with tools and reasoning, from a scripted model to OpenAI's client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
+from ppengine.common.config import HttpConfig
+
+
+async def test_a_chat_has_reasoning_content_and_calls_whole_and_streamed() -> None:
+    async with world(SCRIPTS["all"]) as one:
+        whole = await one.openai.chat.completions.create(model="tiny", messages=ASK, tools=[TOOL])  # type: ignore[list-item]
+        (choice,) = whole.choices
+        message = choice.message
+        assert (choice.finish_reason, message.content) == ("tool_calls", "Let me see.")
+        assert message.reasoning == message.reasoning_content == "I look."  # type: ignore[attr-defined]
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]  # type: ignore[union-attr]
+        assert calls == [("weather", '{"city": "Paris"}')] * 2
+        assert whole.usage and whole.usage.completion_tokens_details
+        assert 0 < (whole.usage.completion_tokens_details.reasoning_tokens or 0) < whole.usage.completion_tokens
+
+        names, arguments, text, reasons = [], ["", ""], "", []
+        async for chunk in await one.openai.chat.completions.create(
+            model="tiny", messages=ASK, tools=[TOOL], stream=True  # type: ignore[list-item]
+        ):  # fmt: skip
+            delta = chunk.choices[0].delta
+            text += delta.content or ""
+            reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
+            for call in delta.tool_calls or []:
+                assert call.function is not None
+                arguments[call.index] += call.function.arguments or ""
+                names += [(call.index, call.function.name)] if call.function.name else []
+        assert (text, reasons) == ("Let me see.", ["tool_calls"])
+        assert (names, arguments) == ([(0, "weather"), (1, "weather")], ['{"city": "Paris"}'] * 2)
+
+
+async def test_a_malformed_call_is_content() -> None:
+    async with world(BROKEN) as one:
+        _, answer = await one.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
+        assert answer["choices"][0]["message"]["content"] == BROKEN
+        assert answer["choices"][0]["finish_reason"] == "stop" and "tool_calls" not in answer["choices"][0]["message"]
+        events = await one.events("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
+        deltas = [event["choices"][0]["delta"] for event in events]
+        content = "".join(delta.get("content") or "" for delta in deltas)
+        arguments = "".join(call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", []))
+        assert BROKEN.endswith(arguments + content) and events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_without_tools_calls_are_content_and_one_is_enough_if_asked_so() -> None:
+    async with world(f"{CALL}\n{CALL}") as one:
+        for more in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+            _, answer = await one.post("/v1/chat/completions", {"messages": ASK, **more})
+            assert answer["choices"][0]["message"]["content"] == f"{CALL}\n{CALL}"
+            assert "weather" not in one.renderer.texts[-1]
+        _, answer = await one.post(
+            "/v1/chat/completions", {"messages": ASK, "tools": [TOOL], "parallel_tool_calls": False}
+        )
+        assert len(answer["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_log_probabilities_of_text_that_is_held_back_are_not_lost() -> None:
+    async with world(SCRIPTS["all"]) as one:
+        body = {"messages": ASK, "tools": [TOOL], "logprobs": True}
+        events = await one.events("/v1/chat/completions", body)
+        tokens = [token for event in events for token in event["choices"][0]["logprobs"]["content"]]
+        assert "".join(token["token"] for token in tokens) == SCRIPTS["all"]
+
+
+async def test_the_template_gets_tools_calls_results_and_reasoning() -> None:
+    async with world("Fine.") as one:
+        call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+        await one.post(
+            "/v1/chat/completions",
+            {
+                "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": True},
+                "messages": [
+                    {"role": "developer", "content": "Be brief."}, *ASK,
+                    {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."},
+                    {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+                ],
+            },
+        )  # fmt: skip
+        expected = (
+            f"<tool>{json.dumps(TOOL)}</tool><|system|>Be brief.<|user|>How is it in Paris?<|assistant|>"
+            '<think>Hm.</think><call c1>{"name": "weather", "arguments": {"city": "Paris"}}</call>'
+            "<|tool|>Rain<|assistant|><think>"
+        )
+        assert one.renderer.texts == [expected]
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"tool_choice": "required"}, "tool_choice", "constrained decoding"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice", "the function weather"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not in tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "no function"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two functions weather"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "runs no tools"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
+        ({"tools": 5}, "tools", "array"),
+    ],
+)  # fmt: skip
+async def test_tools_that_cannot_be_honoured_are_refused(more: dict[str, Any], param: str, words: str) -> None:
+    async with world() as one:
+        status, answer = await one.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL], **more})
+        assert (status, answer["error"]["param"]) == (400, param) and words in answer["error"]["message"]
+        assert not one.model.submitted
+
+
+async def test_tools_need_a_parser() -> None:
+    async with HttpWorld(HttpConfig()) as one:
+        status, answer = await one.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
+        assert status == 400 and "http.tool_parser" in answer["error"]["message"]
