@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from engines import wait_until
@@ -155,6 +156,30 @@ def test_a_chat_is_rendered_as_the_core_renders_it(engine: Served, client: opena
     in_parts = [{"role": "user", "content": [{"type": "text", "text": CHAT[0]["content"]}]}]
     again = client.chat.completions.create(model=model, messages=in_parts, max_tokens=STEPS, **GREEDY)  # type: ignore[arg-type]
     assert again.choices[0].message.content == expected
+
+
+def test_responses_and_messages_are_the_same_chat(engine: Served, client: openai.OpenAI) -> None:
+    chat = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=STEPS, **GREEDY)
+    text, asked = chat.choices[0].message.content, CHAT[0]["content"]
+    more = {"model": "tiny", "input": asked, "max_output_tokens": STEPS, **GREEDY}
+    whole = client.responses.create(**more)
+    assert (whole.output_text, whole.status) == (text, "incomplete")
+    assert whole.usage is not None and chat.usage is not None
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (chat.usage.prompt_tokens, STEPS)
+    events = list(client.responses.create(stream=True, **more))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert sum(event.type == "response.output_text.delta" for event in events) > STEPS // 4, "as it grows"
+    ask: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_tokens": STEPS}
+    ask["extra_body"] = {"temperature": 0, "ignore_eos": True}
+    with anthropic.Anthropic(base_url=f"http://{address(engine)}", api_key="none", max_retries=0) as other:
+        message = other.messages.create(**ask)
+        assert ([block.text for block in message.content], message.stop_reason) == ([text], "max_tokens")
+        with other.messages.stream(**ask) as stream:
+            assert "".join(stream.text_stream) == text
+            usage = stream.get_final_message().usage
+        count = other.messages.count_tokens(model="tiny", messages=CHAT).input_tokens
+        assert count == chat.usage.prompt_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
 def test_several_prompts_and_choices_are_numbered_in_order(client: openai.OpenAI, written: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import anthropic
 import httpx2
 import openai
 from ppengine.checkpoint.chat_template import ChatTemplate
@@ -102,7 +103,7 @@ class ScriptedRenderer:
 
 
 class HttpWorld:
-    """An application, the script of its model,, and a client. Use it in an `async with`."""
+    """An application, the script of its model, and clients of both vendors. Use it in an `async with`."""
 
     def __init__(self, http: HttpConfig, keys: dict[bytes, str] | None = None, key: str = "none") -> None:
         config = EngineConfig(
@@ -117,6 +118,7 @@ class HttpWorld:
         url = "http://engine"
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)
+        self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=self.http, max_retries=0)
 
     async def __aenter__(self) -> HttpWorld:
         return self

@@ -38,11 +38,15 @@ class ApiKeys:
         if not self._names and not address.loopback:
             raise ConfigError(f"http.listen is {address}, which other hosts can reach, and no API key is set")
 
-    def caller(self, authorization: str | None) -> str:
-        """Return the name of the key in an `Authorization` header, `http` if none is needed. Raises ApiError."""
+    def caller(self, authorization: str | None, plain: str | None = None) -> str:
+        """Return the name of the key in an `Authorization` header, `http` if none is needed. Raises ApiError.
+
+        `plain` is the header `x-api-key`, which Anthropic's clients send.
+        """
         if not self._names:
             return "http"
-        given = (authorization or "").removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
+        text = plain if plain is not None and authorization is None else (authorization or "").removeprefix("Bearer ")
+        given = text.strip().encode("utf-8", "surrogateescape")
         found = [name for key, name in self._names.items() if hmac.compare_digest(key, given)]
         if not found:
             text = "the API key is not known here" if given else "give an API key: Authorization: Bearer KEY"

@@ -20,8 +20,12 @@ from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRe
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.generation_response import GenerationResponse, error_response, json_response, read_body
+from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
+from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
 from ppengine.http.request_fields import CompletionRequest, decode
+from ppengine.http.responses_answer import ResponsesAnswer
+from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.service import Caller, Service
 
 log = logging.getLogger("ppengine.http")
@@ -29,6 +33,8 @@ log = logging.getLogger("ppengine.http")
 _ALIVE = ("serving", "resizing", "paused", "draining", "degraded")
 """States in which a restart of the engine would make things worse: a stage restarts within seconds."""
 _READY = ("serving", "resizing")
+ANTHROPIC = "/v1/messages"
+"""Beginning of the paths whose errors are in Anthropic's form."""
 NO_KEY = "(no key)"
 """Client of the calls whose key is unknown or missing."""
 _Handler = Callable[[Request, Caller], Awaitable[Response]]
@@ -43,7 +49,8 @@ class Routes:
     def app(self) -> Starlette:
         """Return the application."""
         posts: dict[str, _Handler] = {
-            "/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/tokenize": self.tokenize,
+            "/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/v1/responses": self.respond,
+            "/v1/messages": self.message, "/v1/messages/count_tokens": self.count, "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }  # fmt: skip
         gets: dict[str, _Handler] = {
@@ -70,6 +77,25 @@ class Routes:
         name, generation, replies = await self._service.chat(body, caller)
         answer = ChatAnswer(name, self._service, body, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
+
+    async def respond(self, request: Request, caller: Caller) -> Response:
+        """Answer a chat in the form of OpenAI's Responses."""
+        body = decode(await read_body(request), ResponsesRequest)
+        name, generation, replies = await self._service.chat(body.as_chat(), caller, "resp_")
+        answer = ResponsesAnswer(name, self._service, body, generation, replies)
+        return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
+
+    async def message(self, request: Request, caller: Caller) -> Response:
+        """Answer a chat in the form of Anthropic's Messages."""
+        body = decode(await read_body(request), MessagesRequest)
+        name, generation, replies = await self._service.chat(body.as_chat(), caller, "msg_")
+        answer = MessagesAnswer(name, self._service, generation, replies)
+        return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
+
+    async def count(self, request: Request, caller: Caller) -> Response:
+        """Return the number of tokens of a message's input."""
+        body = decode(await read_body(request), CountRequest)
+        return json_response(TokenCount(await self._service.count(body.as_chat())))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""
@@ -141,20 +167,21 @@ class Routes:
 
     def _guarded(self, route: str, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return `handler` behind the check of the key, and count the call by its end."""
+        body = _error_form(route)
 
         async def guarded(request: Request) -> Response:
             try:
-                name = self._keys.caller(request.headers.get("authorization"))
+                name = self._keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
             except ApiError as error:
                 self._stats.begin(NO_KEY, route).end(error.status)
-                return error_response(error)
+                return error_response(error, body)
             call, status = self._stats.begin(name, route), 500
             response: Response | None = None
             try:
                 response = await handler(request, Caller(name, request.headers.get("x-request-id"), call))
                 status = response.status_code
             except ApiError as error:
-                response, status = error_response(error), error.status
+                response, status = error_response(error, body), error.status
             except ClientDisconnect:
                 response = Response(status_code=499)
                 call.end(499, left=True)
@@ -171,11 +198,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:80]}: {error.detail}"
     kind: Kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return error_response(ApiError(error.status_code, kind, text))
+    return error_response(ApiError(error.status_code, kind, text), _error_form(request.url.path))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer an unexpected error; the log has its stack."""
     log.error("%s %s failed", request.method, request.url.path[:80], exc_info=error)
     text = "the server failed at this request; its log has the reason"
-    return error_response(ApiError(500, "server_error", text))
+    return error_response(ApiError(500, "server_error", text), _error_form(request.url.path))
+
+
+def _error_form(path: str) -> Callable[[ApiError], bytes]:
+    return error_body if path.startswith(ANTHROPIC) else ApiError.encode
