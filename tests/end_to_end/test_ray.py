@@ -7,6 +7,7 @@ and the one of `test_executor_ray` that ends by itself.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ import reference
 from checkpoints import make_checkpoint
 from engines import wait_until
 from operators import BACK_S
+from ppengine.common import procfs
+from ppengine.common.child_process import session
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import RestartStage
 from serving import Served
@@ -46,6 +49,13 @@ def roots(picture: Snapshot) -> list[tuple[int | None, str]]:
     return [(verdict.stage, verdict.cause) for verdict in picture.verdicts if verdict.root]
 
 
+def head_of(engine: Served) -> int:
+    """Return the control store of the engine's own Ray."""
+    driver = next(pid for pid, (_, module) in procfs.children([engine.engine.process.pid]).items() if "ray" in module)
+    (found,) = [pid for pid in session(driver) if procfs.program(pid) == "gcs_server"]
+    return found
+
+
 async def test_through_all_that_may_befall_a_request(engine: Served, folder: Path) -> None:
     await disturbed.check(engine, folder)
 
@@ -72,8 +82,19 @@ async def test_an_actor_that_is_killed_or_stopped_is_restarted(engine: Served, f
         await op.idle()
 
 
-def test_supervisor_killed(engine: Served) -> None:
+async def test_a_head_that_is_lost_is_named_and_stages_go_on_until_the_supervisor_is_killed(
+    engine: Served, folder: Path
+) -> None:
     """The last test of this engine."""
+    async with engine.operator() as op:
+        os.kill(head_of(engine), signal.SIGKILL)
+        silent = await op.until(lambda picture: [one for one in picture.verdicts if one.root], "the head is named")
+        (verdict,) = [one for one in silent.verdicts if one.root]
+        assert (verdict.stage, verdict.cause) == (None, "link")
+        assert re.fullmatch(r"Ray's head at 127\.0\.0\.1:\d+ has not answered since \d\d:\d\d:\d\d", verdict.summary)
+        names = await op.submit_all(PROMPTS[:2], max_tokens=STEPS)
+        expected = [await reference.greedy_aside(folder, prompt, STEPS) for prompt in PROMPTS[:2]]
+        assert await op.all_tokens(names) == expected
     engine.engine.process.kill()
     engine.engine.wait()
     wait_until(engine.engine.nothing_left, "all leaves with the supervisor", ENDS_S)

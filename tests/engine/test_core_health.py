@@ -6,9 +6,12 @@ import itertools
 
 import pytest
 from core_world import CoreWorld
+from ppengine.core.__main__ import _why_signalled
 from ppengine.core.health import Health
 from ppengine.core.stage_records import FOLLOWING, StageRecord, Stages
+from ppengine.protocol import kept_files
 from ppengine.protocol.facts import LinkBroke
+from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.place import Place
 
 
@@ -79,3 +82,13 @@ def test_an_engine_that_serves_has_no_reason():
     assert health.state == "paused"
     health.fail("no memory")
     assert (health.state, health.failed, health.failure) == ("stopped", "no memory", "the engine stopped: no memory")
+
+
+def test_a_signal_is_named_by_the_end_that_the_supervisor_has_noted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kept_files.engine_folder("abc123").mkdir(parents=True)
+    assert _why_signalled("abc123") == "signal"
+    kept_files.write_end("abc123", EngineEnd(wall=1.0, reason="SIGTERM received", clean=True))
+    assert _why_signalled("abc123") == "signal"
+    kept_files.write_end("abc123", EngineEnd(wall=2.0, reason="ray ended: its head is gone", clean=False))
+    assert _why_signalled("abc123") == "ray ended: its head is gone"

@@ -171,6 +171,16 @@ def test_stages_without_work_starve_by_a_core_that_is_stopped():
     assert "by the engine core" in others[0].summary
 
 
+def test_a_silent_head_of_ray_is_a_root_and_explains_no_stage():
+    words = "Ray's head at 10.0.0.1:6379 has not answered since 12:00:01"
+    (root,) = diagnose(evidence(healthy(2), silent_head=(words, 3.0)))
+    assert (root.stage, root.cause, root.summary, root.since_s) == (None, "link", words, 3.0)
+    assert {(None, "link"), (1, "self_stuck")} == set(
+        roots(diagnose(stuck(pipeline_held_at(3, 1), silent_head=(words, 9.0))))
+    )
+    assert diagnose(evidence(healthy(2), silent_head=(words, 3.0), stopping=True)) == []
+
+
 # --- findings -----------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
+from ppengine.protocol.kept_files import read_end
 from ppengine.protocol.metrics import MetricsQuery
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
 from ppengine.protocol.place import Place
@@ -347,6 +348,12 @@ def main() -> int:
         return _run(config)
 
 
+def _why_signalled(engine_id: str) -> str:
+    """Return the reason that the supervisor has noted before it signals its processes, if the engine has failed."""
+    end = read_end(engine_id)
+    return "signal" if end is None or end.clean else end.reason
+
+
 def _run(config: EngineConfig) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -355,7 +362,7 @@ def _run(config: EngineConfig) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.engine.health.leave("signal"))
+        signal.signal(number, lambda *_: loop.engine.health.leave(_why_signalled(config.id)))
     log.info("core of %s (%s) started, waiting for %d stages", config.name, config.id, config.stages)
     try:
         loop.run()

@@ -41,6 +41,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     process_rules.ended,
     process_rules.stopped,
     core_rules.core,
+    core_rules.ray_head,
     shortage_rules.short,
     wire_rules.broken,
     finding_rules.found,

@@ -1,4 +1,4 @@
-"""Faults of the engine core: dead, stopped, silent, or not scheduling."""
+"""Faults of the engine core: dead, stopped, silent, or not scheduling. And a silent head of Ray."""
 
 from __future__ import annotations
 
@@ -51,3 +51,23 @@ def core(case: Case) -> list[Verdict]:
     summary = f"{name} {how}{line}" if line else f"{name} (pid {core.pid or 'unknown'}) {how}"
     summary += "" if core.role == "core" else ": all processes of the engine ended with it"
     return [Verdict(stage=None, cause="core", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]
+
+
+def ray_head(case: Case) -> list[Verdict]:
+    """Return a verdict on the head of Ray's cluster, if it is silent."""
+    if case.evidence.silent_head is None or case.evidence.stopping:
+        return []
+    words, since = case.evidence.silent_head
+    return [
+        Verdict(
+            stage=None,
+            cause="link",
+            summary=words,
+            since_s=since,
+            evidence=[
+                "stages and requests go on; a stage that ends now waits for the head",
+                "the engine ends when Ray gives up: 60 s, or RAY_gcs_rpc_server_reconnect_timeout_s",
+            ],
+            suggest="start Ray's head again, or another engine on another cluster",
+        )
+    ]

@@ -234,5 +234,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     agent: tuple[int, str | None] | None = None
     """Pid and state letter of an agent that is silent; None: it reports, or is gone."""
     shortages: tuple[Shortage, ...] = ()
+    silent_head: tuple[str, float] | None = None
+    """Words about the head of a Ray cluster that does not answer, and for how many seconds it is known."""
     stopping: bool = False
     """The engine is stopping on request: processes that end are no fault."""

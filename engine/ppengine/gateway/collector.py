@@ -229,7 +229,9 @@ class Collector:
             for stage in evidence.stages
         )
         shortages = self._shortages.look(self.processes.listed)
-        self._evidence = msgspec.structs.replace(evidence, stages=stages, shortages=shortages)
+        self._evidence = msgspec.structs.replace(
+            evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head
+        )
         before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
         after = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 from ppengine.common import procfs
@@ -23,6 +24,7 @@ class ProcessTable:
         self._config, self._sightings = config, sightings
         self._starts: dict[int, int] = {}
         self.report: ProcessReport | None = None
+        self._silent_head = "", 0.0
         self._core: ProcessInfo | None = None
         self.gone_core: ProcessInfo | None = None
         """The core that ended uncleanly and has no successor at work; None: there is none."""
@@ -41,6 +43,10 @@ class ProcessTable:
         elif core is not None and before is not None and core.pid != before.pid and self.gone_core is None:
             self.gone_core = before  # Its successor was there before this gateway had a report of its end.
         self._core = core
+        ray = newest_process(report.processes, "ray")
+        words = ray.detail if ray is not None and ray.exit_code is None else ""
+        if words != self._silent_head[0]:
+            self._silent_head = words, time.monotonic()
         for process in report.processes:
             if process.exit_code is not None:
                 self._starts.pop(process.pid, None)
@@ -50,6 +56,12 @@ class ProcessTable:
                 and (start := process_start(process.pid)) is not None
             ):
                 self._starts[process.pid] = start
+
+    @property
+    def silent_head(self) -> tuple[str, float] | None:
+        """Words about the head of Ray's cluster if it is silent, and for how many seconds; None: it answers."""
+        words, since = self._silent_head
+        return (words, time.monotonic() - since) if words else None
 
     def others(self) -> dict[int, int]:
         """Return pid and start time of every process of this engine on this host except the gateway and its parent."""

@@ -30,6 +30,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.steps import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
+from ppengine.supervisor.launch.ray_head import HeadWatch
 from ppengine.supervisor.launch.ray_nodes import Node, Nodes
 from ppengine.supervisor.launch.ray_placement import bundles, strategy, unplaced
 from ppengine.supervisor.launch.ray_session import RaySession, cause_of_death, flat, load_ray
@@ -87,6 +88,9 @@ class Driver:
         self._group: Any = None
         self._hands: dict[Place, Hand] = {}
         self._nodes = Nodes(config)
+        self._head: HeadWatch | None = None
+        self._head_words = ""
+        """Words about a silent head that the supervisor has."""
         self._later: dict[Place, int] = {}
         """Places whose node is lost, with the generation to start: they wait until none of it can run there."""
 
@@ -99,6 +103,7 @@ class Driver:
         self.session.join()
         # Ray has taken SIGTERM for itself.
         signal.signal(signal.SIGTERM, lambda *_: self.ask_to_stop())
+        self._head = HeadWatch(str(load_ray().get_runtime_context().gcs_address))
         try:
             if not self._stopping:
                 self._place()
@@ -145,9 +150,11 @@ class Driver:
     def _watch(self) -> None:
         """Take orders; wait a moment for answers of actors, or for a process or a node that is gone."""
         ray = load_ray()
-        self._take_orders()
-        if self._later:
-            self._hire_late()
+        self._look_at_head()
+        if not self._head_words:  # Without its head Ray makes no actor, and the call would wait for it.
+            self._take_orders()
+            if self._later:
+                self._hire_late()
         open_calls = [hand.waited_for for hand in self._hands.values() if hand.waited_for is not None]
         open_calls += self._nodes.calls
         answered: list[Any] = []
@@ -168,6 +175,15 @@ class Driver:
                     self._end(hand)
             elif hand.waited_for is not None and (hand.waited_for in answered or (hand.pid and not hand.lives)):
                 self._hear(hand)
+
+    def _look_at_head(self) -> None:
+        """Report a head that has become silent, or answers again."""
+        silent = "" if self._head is None else self._head.silent
+        if silent != self._head_words:
+            self._head_words = silent
+            info = ProcessInfo(role="ray", stage=None, rank=None, pid=os.getpid(), detail=silent)
+            with contextlib.suppress(OSError):
+                self._words.send(msgspec.json.encode(info))
 
     def _stages_of(self, node: Node) -> list[tuple[int, int]]:
         hands = (hand for hand in self._hands.values() if hand.node is node and hand.lives)

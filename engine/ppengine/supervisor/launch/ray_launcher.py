@@ -35,6 +35,8 @@ class RayExecutor:
         self._driver: Child | None = None
         self._words: socket.socket | None = None
         self._stages: dict[Place, ProcessInfo] = {}
+        self._silent_head = ""
+        """Words of the driver about Ray's head; empty: it answers."""
         self._wanted: dict[Place, int] = {}
         """Generation of each place's newest order: reports of older ones are dropped."""
 
@@ -57,6 +59,9 @@ class RayExecutor:
             return []
         self._read()
         driver = self._driver.info("ray")
+        if self._silent_head:
+            ended = driver.exit_code is not None
+            driver.detail = self._silent_head + (", and Ray has ended its driver" if ended else "")
         if driver.exit_code is not None:
             for info in self._stages.values():
                 if info.exit_code is None:
@@ -92,7 +97,7 @@ class RayExecutor:
             self._words = None
 
     def _read(self) -> None:
-        """Take what the driver has said: how one stage is, in each packet."""
+        """Take what the driver has said: how one stage is, or Ray's head, in each packet."""
         while self._words is not None:
             try:
                 word = self._words.recv(_WORD_BYTES)
@@ -102,6 +107,7 @@ class RayExecutor:
                 return
             info = msgspec.json.decode(word, type=ProcessInfo)
             if info.stage is None:
+                self._silent_head = info.detail
                 continue
             place = Place(info.stage, info.rank or 0)
             if info.generation >= self._wanted.get(place, 0):
