@@ -55,6 +55,7 @@ class ScriptedLink:
     reason: str = "stop"
     submitted: list[Submit] = field(default_factory=list)
     left: list[Followed] = field(default_factory=list)
+    left_samples: list[int] = field(default_factory=list)
     state: StateAnswer = field(
         default_factory=lambda: StateAnswer(nonce=0, state="serving", message="", max_model_len=4096, num_blocks=9)
     )
@@ -85,6 +86,9 @@ class ScriptedLink:
             logprobs = [Logprob(-0.5, [(one, -0.5)] * wanted) for one in tokens] if wanted is not None else []
             followed.take(Piece(followed.request, sample, offset, tokens, logprobs, reason, cached_tokens=3))
             offset += len(tokens)
+
+    def leave_sample(self, followed: Followed, sample: int) -> None:
+        self.left_samples.append(sample)
 
     def leave(self, followed: Sequence[Followed]) -> None:
         self.left += followed

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.common.config import HttpConfig
+from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.generation import Generation
+from ppengine.protocol.offline import Piece
 
 
 async def test_a_chat_has_reasoning_content_and_calls_whole_and_streamed() -> None:
@@ -89,6 +92,20 @@ async def test_the_template_gets_tools_calls_results_and_reasoning() -> None:
             "<|tool|>Rain<|assistant|><think>"
         )
         assert one.renderer.texts == [expected]
+
+
+async def test_a_choice_that_ends_at_a_stop_text_is_aborted_alone() -> None:
+    async with world() as one:
+        tokenizer = one.model.tokenizer
+        followed = Followed("r", 3, [0, 0, 0])
+        link = cast(FrontLink, one.model)
+        generation = Generation(link, tokenizer, followed, [], 0, ["stop"], 0)
+        ids = tokenizer.encode_chat("Now stop here")
+        for sample, reason in ((1, None), (0, "length"), (2, None)):
+            followed.take(Piece("r", sample, 0, ids, [], reason))
+        parts = [part async for part in generation.parts()]
+        assert [(part.choice, part.finish_reason) for part in parts] == [(1, "stop"), (0, "stop"), (2, "stop")]
+        assert one.model.left_samples == [1], "one ended in the core, and the last ends with its request"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from ppengine.common.http_address import parse_http
 from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
+from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.request_fields import CompletionRequest, decode
+from ppengine.http.responses_fields import ResponsesRequest
+from ppengine.http.tool_fields import functions_of
 from ppengine.supervisor import http_port
 
 KEY = "k" * 20
@@ -21,19 +24,32 @@ VALUES = (
     None, True, False, 0, 1, -1, 7, 2**64, 0.5, -0.1, 1e308, "", "x", "7", [], [""], ["x"], [1], [[1]], [None], {},
     {"x": 1}, {"7": 1}, {"7": 1e9}, {"type": "text"}, [{"role": "user"}], [{"role": "user", "content": "x"}],
     [{"role": "user", "content": [{"type": "image_url"}]}], [{"role": 5}], {"include_usage": 3},
+    [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "name": ""}], [{"type": "x"}],
+    [{"name": "f", "input_schema": {}}], {"type": "function", "function": {"name": "f"}}, "required", "auto", "none",
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], [{"type": "reasoning"}],
+    [{"type": "function_call"}], [{"type": "function_call_output", "output": [{"type": "x"}]}],
+    [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text"}]}]}],
+    [{"role": "assistant", "content": [{"type": "tool_use"}, {"type": "thinking"}]}, {"role": "user", "content": []}],
 )  # fmt: skip
-NAMES = [*ChatRequest.__struct_fields__, "prompt", "tools", "echo", "response_format", "metadata", "x"]
+OTHERS = ["prompt", "messages", "echo", "response_format", "metadata", "store", "mcp_servers", "x"]
 
 
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountRequest])
 @pytest.mark.parametrize("seed", range(20))
 def test_any_object_is_a_request_or_one_line(kind: type, seed: int) -> None:
     draw = random.Random(seed)
+    names = [*kind.__struct_fields__, *OTHERS]  # type: ignore[attr-defined]
+    needed = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x", "max_tokens": 5}
     for _ in range(100):
-        body = {draw.choice(NAMES): draw.choice(VALUES) for _ in range(draw.randrange(6))}
-        body.update(draw.choice([{}, {"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}]))
+        body = {name: value for name, value in needed.items() if name in kind.__struct_fields__}  # type: ignore[attr-defined]
+        body.update({draw.choice(names): draw.choice(VALUES) for _ in range(draw.randrange(6))})
         try:
-            decode(json.dumps(body).encode(), kind).sampling()
+            request = decode(json.dumps(body).encode(), kind)
+            request = request.as_chat() if hasattr(request, "as_chat") else request
+            request.sampling()
+            for message in getattr(request, "messages", ()):
+                message.for_template()
+            functions_of(getattr(request, "tools", None), getattr(request, "tool_choice", None))
         except ApiError as error:
             assert error.status == 400 and "\n" not in msgspec.json.decode(error.encode())["error"]["message"]
 

@@ -284,3 +284,14 @@ def test_two_verbs_on_many_share_the_slice_of_a_turn():
     assert any(isinstance(each, Outcome) for each in world.told(second)), "it fits the turn of its message"
     world.engine.advance()
     assert any(isinstance(each, Outcome) for each in world.told(first)) and live(world) == 1 + SLICE
+
+
+def test_a_session_aborts_one_continuation_alone():
+    world = CoreWorld()
+    world.ready()
+    world.submit([5, 6], name="r", n=3, seed=1, temperature=1.0, max_tokens=9)
+    world.engine.requests.abort_many(["r.1", "r.7"])
+    assert sorted(request.id for request in world.engine.requests.live()) == ["r", "r.2"]
+    world.run()
+    reasons = [sample.finish_reason for sample in world.engine.outputs.get("r").samples]
+    assert reasons == ["length", "abort", "length"]

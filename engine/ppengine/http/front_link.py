@@ -154,6 +154,11 @@ class FrontLink:
         if left:
             self._send_soon(AbortMany(session=self._session, requests=left))
 
+    def leave_sample(self, followed: Followed, sample: int) -> None:
+        """Abort one continuation, and read the others. The first has the name of its request, so it goes on."""
+        if sample:
+            self._send_soon(AbortMany(session=self._session, requests=[f"{followed.request}.{sample}"]))
+
     async def _ask(self, message: msgspec.Struct, nonce: int, kind: type[_T]) -> _T:
         """Send a question until it is answered."""
         future = self._answers[nonce] = asyncio.get_running_loop().create_future()

@@ -89,6 +89,8 @@ class Generation:
             part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
             choice.over = part.finish_reason is not None
             left -= choice.over
+            if choice.over and reason is None and left:
+                self.link.leave_sample(self.followed, piece.sample)
             if part.text or part.token_ids or choice.over:
                 yield part
 

@@ -127,7 +127,7 @@ class News(msgspec.Struct, tag="news", kw_only=True):
 
 
 class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
-    """Abort and forget requests of a session; no answer."""
+    """Abort requests of a session, or single continuations by their names (`r-8f2c.1`); no answer."""
 
     session: str
     requests: list[str]
