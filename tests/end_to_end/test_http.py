@@ -17,7 +17,7 @@ import pytest
 from engines import wait_until
 from ppengine.common.config import load_profile
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Pause, Resume, Submit
+from ppengine.protocol.verbs import DrainClient, Kick, Limit, Pause, Resume, Submit
 from serving import Served
 
 pytestmark = pytest.mark.long
@@ -398,6 +398,36 @@ def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Ser
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1" in head
         assert json.loads(body)["error"]["type"] == "rate_limit_error"
+
+
+def test_a_key_is_limited_kicked_and_drained(engine: Served) -> None:
+    long = {"max_tokens": 480, "ignore_eos": True}
+
+    def status() -> int:
+        return call(engine, "POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0]
+
+    async def work() -> None:
+        async with engine.operator() as op:
+            await op.do(Limit(client="http", limit="2"))
+            await op.do(Pause(mode="keep"))  # None ends meanwhile.
+            socks = [await asyncio.to_thread(sent, engine, long) for _ in range(2)]
+            heads = [await asyncio.to_thread(read_until, sock, b"\r\n\r\n") for sock in socks]
+            assert all(head.startswith(b"HTTP/1.1 200 ") for head in heads)
+            for _ in range(6):  # Either process answers, and both have the same limit.
+                assert await asyncio.to_thread(status) == 429
+            (client, *_) = (await op.now()).clients
+            assert client.most_open == 2
+            await op.do(Kick(client="http"))
+            ends = [await asyncio.to_thread(read_until, sock, b"[DONE]") for sock in socks]
+            assert all(b'"finish_reason":"abort"' in end for end in ends)
+            await op.do(DrainClient(client="http"))
+            assert await asyncio.to_thread(status) == 503
+            await op.do(Resume())
+            await op.do(Limit(client="http", limit="off"))
+            await op.idle()
+
+    asyncio.run(work())
+    wait_until(lambda: status() == 200, "both processes have taken the end of the drain", 10.0)
 
 
 def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: openai.OpenAI, written: str) -> None:

@@ -17,6 +17,9 @@ from ppengine.protocol.verbs import (
     Continue,
     Cordon,
     Drain,
+    DrainClient,
+    Kick,
+    Limit,
     Many,
     Pause,
     Preempt,
@@ -422,13 +425,13 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
         Submit(prompt_token_ids=[1]), Abort(request="a"), Preempt(request="a"), SwapOut(request="a"),
         SetMemory(utilization=0.6), Pause(), Resume(), Drain(), Stop(), SetCheck(check="finite"),
         RestartStage(stage=0), Cordon(stage=1), Priority(request="a", priority=-3),
-        Many(verbs=[Abort(request="a")]),
+        Many(verbs=[Abort(request="a")]), Limit(client="ann", limit="8"), DrainClient(client="ann"),
     ):  # fmt: skip
         (answer,) = world.say(verb, dry_run=True)
         assert isinstance(answer, Outcome), (verb, answer)
         assert answer.state == "planned" and answer.text == answer.plan[0] and answer.op == ""
         plans[type(verb)] = answer
-    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release}
+    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release, Kick}
     assert (plans[Abort].request, plans[Abort].revision, plans[Submit].request) == ("a", before[0][2], None)
     assert [(request.id, request.state, request.revision) for request in world.engine.requests.live()] == before
     assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"

@@ -28,7 +28,7 @@ def test_processes_are_added_up() -> None:
     for second in range(4):
         clients.take(report("http0", second, counts(second, 100 * second, open=2, slow=1, ttft={10: 3})))
         clients.take(report("http1", second, counts(2 * second, 0, open=1, errors=1, ttft={10: 1})))
-    (one,) = clients.infos(3 * S)
+    (one,) = clients.infos(3 * S, [])
     assert (one.key, one.route, one.open, one.slow, one.errors_total) == ("ann", CHAT, 3, 1, 1)
     assert (one.requests_total, one.tokens_total, one.ttft_ms.count) == (9, 300, 4)
     assert (one.requests_s, one.tokens_s) == (pytest.approx(3.0), pytest.approx(100.0))
@@ -39,23 +39,23 @@ def test_rates_are_those_of_ten_seconds_and_begin_again_with_another_process() -
     clients = HttpClients()
     for second in range(31):
         clients.take(report("http0", second, counts(second if second < 20 else 20)))
-    assert clients.infos(30 * S)[0].requests_s == 0.0
+    assert clients.infos(30 * S, [])[0].requests_s == 0.0
     clients.take(report("http0", 31, counts(3)))
-    assert clients.infos(31 * S)[0].requests_s is None
+    assert clients.infos(31 * S, [])[0].requests_s is None
     clients.take(report("http0", 33, counts(7)))
-    assert clients.infos(33 * S)[0].requests_s == 2.0
+    assert clients.infos(33 * S, [])[0].requests_s == 2.0
 
 
 def test_a_process_that_is_gone_is_left_out() -> None:
     clients = HttpClients()
     clients.take(report("http0", 1, counts(5)))
-    assert clients.infos(int((1 + AWAY_S) * S)) and not clients.infos(int((1.1 + AWAY_S) * S))
+    assert clients.infos(int((1 + AWAY_S) * S), []) and not clients.infos(int((1.1 + AWAY_S) * S), [])
 
 
 def test_the_busiest_comes_first() -> None:
     clients = HttpClients()
     clients.take(report("http0", 1, counts(9), counts(1, key="bob", open=4), counts(5, key="eve")))
-    assert [one.key for one in clients.infos(1 * S)] == ["bob", "ann", "eve"]
+    assert [one.key for one in clients.infos(1 * S, [])] == ["bob", "ann", "eve"]
 
 
 def test_a_call_counts_its_end_once_and_its_tokens_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import FromBulk, FromGateway, Inspected, ToBulk, ToGateway
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Events, Snapshot
-from ppengine.protocol.verbs import Many
+from ppengine.protocol.verbs import Limit, Many
 
 FOLDER = Path(__file__).parent
 UNIONS: dict[str, Any] = {
@@ -31,10 +31,11 @@ CHOSEN: dict[type, dict[str, Any]] = {
                      "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.25,
                      "logit_bias": {4: -2.5}, "allowed_token_ids": [4, 5, 6], "bad_words": ["bad"],
                      "bad_words_ids": [[5, 6]]},
+    Limit: {"client": "ann", "limit": "60/min"},
     Many: {"verbs": [{"type": "abort", "request": "r-1"}, {"type": "abort", "request": "r-2"}], "revisions": [1, None]},
 }  # fmt: skip
 """Values of the types whose fields depend on each other."""
-VALUES: dict[str, Any] = {"share": 0.5, "utilization": 0.5, "ttl_s": 60.0}
+VALUES: dict[str, Any] = {"share": 0.5, "utilization": 0.5, "ttl_s": 60.0, "client": "ann"}
 """Values of fields with limits that their type does not have."""
 
 

@@ -28,6 +28,8 @@ class Selected(NamedTuple):
     """Marked requests, which go before the selected one."""
     rank: int | None = None
     """The selected rank of the stage; verbs act on the whole stage."""
+    client: str | None = None
+    """Name of the selected API key."""
 
     @property
     def requests(self) -> tuple[str, ...]:

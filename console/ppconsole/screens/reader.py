@@ -186,6 +186,10 @@ class Reader(LineScreen):
         self._top, self._at_end = number, False
         self.paint()
 
+    def top_for(self, number: int) -> int:
+        """Return the row to put at the top so that row `number` is in view; the present one if it is."""
+        return min(max(self._top, number - self._height + 1), max(0, number))
+
     def next_place(self, places: Sequence[int]) -> int:
         """Return the first of `places` below the top; from the last one on, 0."""
         last = self._total - self._height

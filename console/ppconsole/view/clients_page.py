@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ppengine.protocol.clients import ClientInfo
+from ppengine.protocol.clients import ClientInfo, limits_text
 
 from ppconsole.model.safe import clean
 from ppconsole.model.units import count_text
@@ -17,6 +17,7 @@ _INDENT = 1
 COLUMNS = (
     Column("key", "KEY", 7, 0),
     Column("route", "ROUTE", 8, 1),
+    Column("limit", "LIMIT", 5, 2),
     Column("open", "OPEN", 4, 2, ">"),
     Column("slow", "SLOW", 4, 8, ">"),
     Column("requests_s", "REQ/S", 5, 5, ">"),
@@ -33,7 +34,7 @@ COLUMNS = (
     Column("requests", "REQS", 5, 14, ">"),
     Column("tokens", "TOKENS", 6, 15, ">"),
 )
-_COUNTS = ("open", "slow", "errors", "refused", "left")
+_COUNTS = ("limit", "open", "slow", "errors", "refused", "left")
 """Columns as wide as their longest figure. Rates and latencies keep one width, so that columns do not jump."""
 _WIDE = {"ttft90", "itl90", "requests", "tokens"}
 """Columns of a wide terminal."""
@@ -43,19 +44,39 @@ _MOST = {"key": 40, "route": 16}
 _CHAT = "/v1/chat/completions"
 
 
-def rows(clients: Sequence[ClientInfo], width: int) -> list[Row]:
-    """Return titles, the sum if there are several rows, and a row a client, in the order of `clients`."""
+def rows(clients: Sequence[ClientInfo], width: int, selected: str | None = None) -> list[Row]:
+    """Return titles, the sum if there are several rows, and a row a client, in the order of `clients`.
+
+    The rows of the API key `selected` are marked.
+    """
     if not clients:
         return [clip(row((f"  {NO_CLIENTS}", "dim")), width)]
-    cells = [*([_sum(clients)] if len(clients) > 1 else []), *map(_cells, clients)]
+    sums = [_sum(clients)] if len(clients) > 1 else []
+    cells = [*sums, *map(_cells, clients)]
     placed = place(_columns(cells, width), width - _INDENT)
     titles = row((" " * _INDENT + text_of(header(placed)), ""), fill="head")
-    return [titles, *(Row(((" " * _INDENT, ""), *table_row(placed, each).segs)) for each in cells)]
+    mine = [*(False for _ in sums), *(client.key == selected for client in clients)]
+    return [
+        titles,
+        *(
+            Row(((">" if chosen else " ", "accent"), *table_row(placed, each).segs), "select" if chosen else "")
+            for each, chosen in zip(cells, mine, strict=True)
+        ),
+    ]
+
+
+def row_of(clients: Sequence[ClientInfo], key: str | None) -> int:
+    """Return the number of the first row of an API key; 0 without one."""
+    above = 2 if len(clients) > 1 else 1
+    return next((above + at for at, client in enumerate(clients) if client.key == key), 0)
 
 
 def _columns(cells: Sequence[dict[str, Cell]], width: int) -> list[Column]:
     """Return the columns for these cells: names yield to figures, and get the room that is left."""
-    shown = [column for column in COLUMNS if width >= _WIDE_FROM or column.key not in _WIDE]
+    left_out = set() if width >= _WIDE_FROM else set(_WIDE)
+    if not any(each["limit"][0] for each in cells):
+        left_out.add("limit")
+    shown = [column for column in COLUMNS if column.key not in left_out]
     found = fitted(shown, {key: [str(each[key][0]) for each in cells] for key in _COUNTS})
     return [_named(column, [str(each[column.key][0]) for each in cells]) for column in found]
 
@@ -74,6 +95,7 @@ def _cells(client: ClientInfo) -> dict[str, Cell]:
     ttft, itl = figures.quantiles(client.ttft_ms, 1), figures.quantiles(client.itl_ms, 1)
     return {
         "key": (clean(client.key) or _NOTHING, "strong"), "route": (_route(client.route), ""), **_figures([client]),
+        "limit": (limits_text(client.most_open, client.per_minute, draining=client.draining), "warn"),
         "ttft50": (ttft[0], ""), "ttft90": (ttft[1], ""), "ttft99": (ttft[2], ""),
         "itl50": (itl[0], ""), "itl90": (itl[1], ""), "itl99": (itl[2], ""),
     }  # fmt: skip

@@ -68,7 +68,8 @@ def names_for(role: Role) -> tuple[str, ...]:
 _TARGETS: dict[Target, str] = {
     "submission": "a new request", "request": "request {0.request}", "requests": "{count} requests",
     "stage": "stage {0.stage}",
-    "memory": "memory of all stages", "check": "the {0.check} check of all stages", "engine": "the engine",
+    "memory": "memory of all stages", "check": "the {0.check} check of all stages",
+    "client": "client {0.client}", "engine": "the engine",
 }  # fmt: skip
 
 
@@ -181,7 +182,9 @@ def sort_column(word: str, columns: Sequence[str]) -> str:
 # --- keys -----------------------------------------------------------------------------------------------------
 
 
-def of_key(name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | None) -> Verb | str:
+def of_key(
+    name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | None, client: str | None = None
+) -> Verb | str:
     """Return the verb of a key on the selection; a string is the beginning of a line that needs more words.
 
     Raises UsageError where there is nothing to act on.
@@ -198,6 +201,10 @@ def of_key(name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | 
         if stage is None:
             raise UsageError(f"{name} acts on a stage, and none has the focus; on the main screen Tab goes there")
         values["stage"] = stage
+    elif row.target == "client":
+        if not client:
+            raise UsageError(f"{name} acts on a client, and none is selected")
+        values["client"] = client
     if name == "pause" and engine.state == "paused":
         name = "resume"
     elif name == "drain":

@@ -129,6 +129,8 @@ def _values(argument: Argument, snapshot: Snapshot | None) -> list[str]:
         return [request.id for request in snapshot.requests if request.state != "finished"]
     if argument.name == "owner" and snapshot is not None:
         return sorted({shlex.quote(request.owner) for request in snapshot.requests if request.state != "finished"})
+    if argument.kind == "client" and snapshot is not None:
+        return sorted({shlex.quote(client.key) for client in snapshot.clients})
     if argument.kind == "stage" and snapshot is not None:
         return [str(index) for index in sorted({stage.index for stage in snapshot.stages})]
     return list(argument.choices)

@@ -97,6 +97,7 @@ def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
             *_verbs("memory", "engine"))  # fmt: skip
 
 
+CLIENTS_KEYS: tuple[Key, ...] = reader_keys((("↑↓", "choose", None), *_verbs("client")), None)
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
     ("esc", "back", None), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", None), ("/", "search", None),
     *READER_KEYS[5:], *_verbs("memory", "engine"),
@@ -178,7 +179,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("Enter", "show it in detail"), ("Esc", "back"),
     )),
     ("VERBS  each shows its plan and waits for a confirm", (
-        *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None), (":", "command line"),
+        *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None and row.target != "client"),
+        (":", "command line"),
         (":abort", "many: --owner, --older"),
     )),
     ("PANELS  show or hide", (

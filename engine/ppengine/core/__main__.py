@@ -112,7 +112,7 @@ class Loop:
             restored=restore(folder), clock=self._clock,
         )  # fmt: skip
         self._identities = [_identity("s", place) for place in self.engine.stages.places]
-        self._waiters = StateWaiters(self.engine.health, config.max_model_len)
+        self._waiters = StateWaiters(self.engine.health, self.engine.rules, config.max_model_len)
 
     def run(self) -> None:
         """Take turns until the engine leaves."""

@@ -16,6 +16,7 @@ from ppengine.common.template_process import TemplateProcess
 from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
 from ppengine.core.device_room import RoomBook
@@ -115,7 +116,8 @@ class Engine:
         )
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
-        self.offline = OfflineRequests(health, submissions, requests, self.outputs, journal, reply)
+        self.rules = rules = ClientRules(requests, operations, clock)
+        self.offline = OfflineRequests(health, submissions, requests, rules, self.outputs, journal, reply)
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.recovery = recovery = Recovery(
@@ -128,16 +130,16 @@ class Engine:
         many = ManyRequests(health, one, operations)
         self.commands = Commands(
             config, health, one, many, stages, requests, submissions, self.templates, recovery, cordons, checks,
-            operations, answers, journal,
+            rules, operations, answers, journal,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
-        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, clock, began)
+        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, rules, clock, began)
         self._state = LiveState(
             config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
-            self.commands, self.feed, journal.full, began, restored,
+            self.commands, rules, self.feed, journal.full, began, restored,
         )  # fmt: skip
         self._follow(restored)
 
@@ -242,6 +244,7 @@ class Engine:
         self.operations.restart(known.operations)
         self.commands.restore_attended(successor.attended())
         self.health.draining = known.draining
+        self.rules.restore(known.rules)
         successor.place_cordons(self.stages)
         successor.restore()
         self.recovery.follow(known, "the engine core was restarted")

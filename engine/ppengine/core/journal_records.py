@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.allowed_keys import OWNER
+from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command, Logprob, Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.finished import FinishedInfo
@@ -57,6 +58,8 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     """Whether this core has given work for it to the stages."""
     principal: str = OWNER
     """Name of the key that submitted it."""
+    client: str = ""
+    """Name of the API key with which it came."""
 
 
 class Tokens(msgspec.Struct, array_like=True, tag=2):
@@ -180,6 +183,8 @@ class Settings(msgspec.Struct, array_like=True, tag=11):
     hit_tokens: int
     began: float
     """Start of the first core of this epoch."""
+    rules: list[ClientRule] = []
+    """Rules of clients of the HTTP port."""
 
 
 class Moved(msgspec.Struct, array_like=True, tag=12):

@@ -75,7 +75,7 @@ class JournalWriter:
         record = Entered(
             name=leader.group, session=session, first=leader.arrival, prompt_ids=leader.prompt_ids,
             sampling=leader.sampling, seed=leader.seed, owner=leader.owner, arrival=leader.arrival_time,
-            priority=leader.priority, principal=leader.principal,
+            priority=leader.priority, principal=leader.principal, client=leader.client,
         )  # fmt: skip
         if not self.full:
             record.prompt_ids, record.sampling = [], SamplingParams(n=leader.sampling.n)

@@ -77,12 +77,18 @@ class LiveRequests:
 
     def abort_many(self, names: list[str]) -> None:
         """Abort requests of an offline session; unknown ones have ended already."""
-        found = deque(request for name in names for request in self.members(name))
-        self._abort_each(_Aborts(found, "", lambda: None))
+        found = (request for name in names for request in self.members(name))
+        self.abort_each(found, "", lambda: None)
 
     def abort_all(self, by: str, done: Callable[[], None]) -> None:
         """Abort every present request that is not ending already, and call `done` after the last."""
-        self._abort_each(_Aborts(deque(self.live()), by, done))
+        self.abort_each(self.live(), by, done)
+
+    def abort_each(self, requests: Iterable[Request], by: str, done: Callable[[], None]) -> None:
+        """Abort those of `requests` that are not ending already, and call `done` after the last."""
+        self._aborts.append(_Aborts(deque(requests), by, done))
+        if len(self._aborts) == 1:
+            self.go_on()
 
     @property
     def aborting(self) -> bool:
@@ -101,11 +107,6 @@ class LiveRequests:
             if not aborts.left:
                 self._aborts.popleft()
                 aborts.done()
-
-    def _abort_each(self, aborts: _Aborts) -> None:
-        self._aborts.append(aborts)
-        if len(self._aborts) == 1:
-            self.go_on()
 
     def retired(self, serving: Serving, retirement: Retirement) -> None:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""

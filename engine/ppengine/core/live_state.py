@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ppengine.common.config import EngineConfig
 from ppengine.core.answers import Answers
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.event_feed import EventFeed
 from ppengine.core.health import Health
 from ppengine.core.journal_records import (
@@ -53,6 +54,7 @@ class LiveState:
     _answers: Answers
     _offline: OfflineRequests
     _commands: Commands
+    _rules: ClientRules
     _feed: EventFeed
     _full: bool
     """Whether requests are kept, beyond their ids."""
@@ -77,6 +79,7 @@ class LiveState:
             ],
             operations=self._operations.count, prompt_tokens=requests.prompt_tokens_total,
             output_tokens=requests.output_tokens_total, preemptions=0, swaps=0, hit_tokens=0, began=self._began,
+            rules=self._rules.rules(),
         )  # fmt: skip
         if serving is not None:
             scheduler, memory = serving
@@ -135,7 +138,7 @@ class LiveState:
             elif request is not None and request.group == output.request:
                 entered.begun = entered.begun or request.slot is not None
                 entered.seed, entered.owner, entered.arrival = request.seed, request.owner, request.arrival_time
-                entered.principal = request.principal
+                entered.principal, entered.client = request.principal, request.client
                 state.priority, state.held_by = request.priority, request.held_by
                 state.admitted, state.first_token = request.admitted_time, request.first_token_time
             entered.samples.append(state)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
@@ -32,6 +33,7 @@ class OfflineRequests:
     _health: Health
     _submissions: Submissions
     _requests: LiveRequests
+    _rules: ClientRules
     _outputs: OutputHub
     _journal: JournalWriter
     _reply: Callable[[bytes, msgspec.Struct], None]
@@ -51,6 +53,12 @@ class OfflineRequests:
                 raise _LaterError(health.text)
             if health.draining:
                 raise _LaterError("the engine is draining and takes no new requests; drain --undo ends that")
+            refusal = self._rules.refusal(message.client, len(message.submissions)) if message.client else None
+            if refusal is not None:
+                again = 0 if refusal.drained else refusal.again_s
+                text, drained = refusal.text, refusal.drained
+                self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=drained, again_s=again))
+                return
             groups = self._groups(serving.scheduler, message)
         except ValueError as problem:
             later = isinstance(problem, _LaterError)
@@ -58,6 +66,7 @@ class OfflineRequests:
             return
         for group in groups:
             self._requests.admit(serving, group, session=message.session)
+        self._rules.begun(message.client, len(groups))
         names = self.added[key] = [group[0].group for group in groups]
         if len(self.added) > ADDED_MOST:
             self.added.popitem(last=False)
@@ -74,7 +83,7 @@ class OfflineRequests:
         seen: set[str] = set()
         for number, verb in enumerate(message.submissions, message.first):
             try:
-                group = self._submissions.requests(verb, owner=message.owner or message.session)
+                group = self._submissions.requests(verb, owner=message.owner or message.session, client=message.client)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
                 raise ValueError(f"prompt {number}: {problem}") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ppengine.common.config import EngineConfig
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
 from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
@@ -36,6 +37,7 @@ class Reporter:
     _requests: LiveRequests
     _operations: Operations
     _checks: Checks
+    _rules: ClientRules
     _clock: Callable[[], float]
     _began: float
     """Start of the core, in seconds of the clock."""
@@ -52,7 +54,7 @@ class Reporter:
             kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=self._tracker.numbers,
             preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
             latency=self._requests.latencies.info(),
-            findings=self._checks.findings(),
+            findings=self._checks.findings(), rules=self._rules.rules(),
         )  # fmt: skip
         if serving is not None:
             scheduler = serving.scheduler

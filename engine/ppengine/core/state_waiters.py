@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
 from ppengine.protocol.offline import StateAnswer, StateQuery
 
@@ -11,8 +12,8 @@ from ppengine.protocol.offline import StateAnswer, StateQuery
 class StateWaiters:
     """Answers at once, when the engine leaves `loading`, or after the time that the question gives."""
 
-    def __init__(self, health: Health, max_model_len: int) -> None:
-        self._health, self._max_model_len = health, max_model_len
+    def __init__(self, health: Health, rules: ClientRules, max_model_len: int) -> None:
+        self._health, self._rules, self._max_model_len = health, rules, max_model_len
         self._waiting: list[tuple[bytes, StateQuery, float]] = []
 
     def add(self, client: bytes, query: StateQuery, now: float) -> None:
@@ -30,5 +31,5 @@ class StateWaiters:
             yield client, StateAnswer(
                 nonce=query.nonce, state=health.state, message=health.message,
                 max_model_len=self._max_model_len, num_blocks=blocks,
-                code="DOES_NOT_FIT" if health.unfit else "",
+                code="DOES_NOT_FIT" if health.unfit else "", rules=self._rules.rules(),
             )  # fmt: skip

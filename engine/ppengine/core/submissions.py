@@ -36,7 +36,7 @@ class Submissions:
         self._count = 0
         self._first_name = secrets.randbits(16)
 
-    def requests(self, verb: Submit, owner: str, principal: str = OWNER) -> list[Request]:
+    def requests(self, verb: Submit, owner: str, principal: str = OWNER, client: str = "") -> list[Request]:
         """Return the requests of a submission. `owner` is the user's name, `principal` that of the key.
 
         Raises ValueError for an invalid one, DoesNotFit for a prompt that is too long to tokenize.
@@ -47,12 +47,12 @@ class Submissions:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
             id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, principal=principal,
-            priority=verb.priority,
+            client=client, priority=verb.priority,
         )  # fmt: skip
         followers = [
             Request(
                 id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner,
-                principal=principal, priority=verb.priority, sample=index, leader=leader,
+                principal=principal, client=client, priority=verb.priority, sample=index, leader=leader,
             )
             for index in range(1, sampling.n)
         ]  # fmt: skip

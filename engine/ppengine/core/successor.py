@@ -166,7 +166,8 @@ def _requests(entered: Entered) -> list[Request]:
         made.append(
             Request(
                 id=sample_id(entered.name, index), prompt_ids=entered.prompt_ids, sampling=entered.sampling,
-                seed=entered.seed, owner=entered.owner, principal=entered.principal, sample=index,
+                seed=entered.seed, owner=entered.owner, principal=entered.principal, client=entered.client,
+                sample=index,
                 leader=made[0] if made else None,
                 arrival_time=entered.arrival, arrival=entered.first + index, priority=sample.priority,
                 output_ids=list(sample.tokens), held_by=sample.held_by, first_token_time=sample.first_token,

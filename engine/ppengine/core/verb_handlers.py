@@ -13,6 +13,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.core import ownership
 from ppengine.core.answers import Answers
+from ppengine.core.client_rules import ClientRules
 from ppengine.core.cordons import Cordons
 from ppengine.core.health import Health
 from ppengine.core.journal_records import Opened
@@ -35,6 +36,9 @@ from ppengine.protocol.verb_table import covers
 from ppengine.protocol.verbs import (
     Cordon,
     Drain,
+    DrainClient,
+    Kick,
+    Limit,
     Many,
     Pause,
     RequestVerb,
@@ -70,6 +74,7 @@ class Commands:
     _recovery: Recovery
     _cordons: Cordons
     _checks: Checks
+    _rules: ClientRules
     _operations: Operations
     _answers: Answers
     _journal: JournalWriter
@@ -91,6 +96,9 @@ class Commands:
             SetCheck: self._checks.plan_set_check,
             RestartStage: self._recovery.plan_restart,
             Cordon: self._cordons.plan_cordon,
+            Limit: self._rules.plan_limit,
+            Kick: self._rules.plan_kick,
+            DrainClient: self._rules.plan_drain,
             Stop: self._plan_stop,
         }
         """Handler of each verb's message type."""
@@ -212,6 +220,7 @@ class Commands:
         scheduler.fences.settled()
         self._one.settle()
         self._many.settle()
+        self._rules.settle()
         if self._idle is not None:
             if running := _running(scheduler):
                 self._operations.defer(self._idle, f"waits for {running} running requests")

@@ -326,7 +326,7 @@ class Collector:
                 stopped=stopped,
                 incident=incident,
                 lease=lease,
-                clients=self._clients.infos(time.monotonic_ns()),
+                clients=self._clients.infos(time.monotonic_ns(), self.core.rules if self.core else []),
                 core_away="" if stopped else self.processes.core_away,
             ),
         )

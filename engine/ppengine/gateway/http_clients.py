@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import quantiles_of
-from ppengine.protocol.clients import ClientCounts, ClientInfo, HttpReport
+from ppengine.protocol.clients import ClientCounts, ClientInfo, ClientRule, HttpReport
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import MAX_CLIENTS
 
@@ -53,6 +53,7 @@ class HttpClients:
         self._processes: dict[str, _Process] = {}
         self._infos: list[ClientInfo] = []
         """Made once a report: snapshots are made ten times as often."""
+        self._rules: list[ClientRule] = []
         self._until_ns = 0
         """Time at which the oldest process among them is gone."""
 
@@ -62,13 +63,14 @@ class HttpClients:
         process.take(report)
         self._until_ns = 0
 
-    def infos(self, mono_ns: int) -> list[ClientInfo]:
-        """Return all clients at `mono_ns`, those with the most open requests and tokens first."""
-        if mono_ns > self._until_ns:
-            self._infos = self._made(mono_ns)
+    def infos(self, mono_ns: int, rules: list[ClientRule]) -> list[ClientInfo]:
+        """Return all clients at `mono_ns`, those with the most open requests and tokens first; last, other `rules`."""
+        if mono_ns > self._until_ns or rules != self._rules:
+            self._rules = rules
+            self._infos = self._made(mono_ns, {rule.client: rule for rule in rules if rule.text})
         return self._infos
 
-    def _made(self, mono_ns: int) -> list[ClientInfo]:
+    def _made(self, mono_ns: int, rules: dict[str, ClientRule]) -> list[ClientInfo]:
         parts: dict[_Key, list[tuple[ClientCounts, tuple[float, float] | None]]] = {}
         present = [process for process in self._processes.values() if process.gone_ns >= mono_ns]
         self._until_ns = min((process.gone_ns for process in present), default=mono_ns)
@@ -76,12 +78,17 @@ class HttpClients:
             for one in process.report.clients:
                 key = one.key, one.route
                 parts.setdefault(key, []).append((one, process.rates(key)))
-        found = [_info(key, each) for key, each in parts.items()]
+        found = [_info(key, each, rules.get(key[0])) for key, each in parts.items()]
+        idle = rules.keys() - {key for key, _ in parts}
+        found += [_info((name, ""), [], rules[name]) for name in idle]
         found.sort(key=lambda one: (-one.open, -(one.tokens_s or 0.0), -one.requests_total, one.key, one.route))
         return found[:MAX_CLIENTS]
 
 
-def _info(key: _Key, parts: list[tuple[ClientCounts, tuple[float, float] | None]]) -> ClientInfo:
+def _info(
+    key: _Key, parts: list[tuple[ClientCounts, tuple[float, float] | None]], rule: ClientRule | None
+) -> ClientInfo:
+    rule = rule or ClientRule(client=key[0])
     counts, rates = [one for one, _ in parts], [rate for _, rate in parts if rate is not None]
     return ClientInfo(
         key=key[0], route=key[1], open=sum(one.open for one in counts), slow=sum(one.slow for one in counts),
@@ -90,6 +97,7 @@ def _info(key: _Key, parts: list[tuple[ClientCounts, tuple[float, float] | None]
         failed_total=sum(one.failed for one in counts), left_total=sum(one.left for one in counts),
         requests_s=sum(rate[0] for rate in rates) if rates else None,
         tokens_s=sum(rate[1] for rate in rates) if rates else None,
+        most_open=rule.most_open, per_minute=rule.per_minute, draining=rule.draining,
         ttft_ms=_quantiles([one.ttft for one in counts]), itl_ms=_quantiles([one.itl for one in counts]),
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from ppengine.common.http_address import HttpAddress, parse_http
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import FrontLink
 from ppengine.http.reporting import report
@@ -69,9 +70,11 @@ def listen(address: HttpAddress) -> socket.socket:
 async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket.socket) -> None:
     """Serve until a signal comes."""
     http = config.profile.http
-    link, renderer = FrontLink(config.endpoint("front"), role), ChatRenderer(config, role)
-    service = Service(config, link, renderer, http.most_open)
     stats = ClientStats()
+    limits = ClientLimits(stats)
+    link = FrontLink(config.endpoint("front"), role, lambda state: limits.take(state.rules))
+    renderer = ChatRenderer(config, role)
+    service = Service(config, link, renderer, limits, http.most_open)
     app = Routes(service, keys, stats).app()
     server = uvicorn.Server(
         uvicorn.Config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -38,6 +38,10 @@ class Call:
         self._events: dict[int, float] = {}
         """Time of the newest event, by choice."""
         self._sending_since: float | None = None
+        self.on_close: Callable[[], object] | None = None
+        """Ends its answer, once that is under way."""
+        self.closed = False
+        """Whether it was closed by an operator: its client has not left."""
         client.requests += 1
         client.open.add(self)
 
@@ -67,6 +71,12 @@ class Call:
         """Return whether its client has not read for `SLOW_S`."""
         return self._sending_since is not None and now - self._sending_since > SLOW_S
 
+    def close(self) -> None:
+        """End its answer, however far it is, and its connection with it; nothing for a call that has ended."""
+        if self in self._client.open and self.on_close is not None:
+            self.closed = True
+            self.on_close()
+
     def end(self, status: int, *, left: bool = False) -> None:
         """End the call with the status of its answer; `left`: its client did not wait for it. Only the first counts."""
         client = self._client
@@ -93,6 +103,10 @@ class ClientStats:
     def begin(self, key: str, route: str) -> Call:
         """Begin a call."""
         return Call(self._clients.setdefault((key, route), _Client()))
+
+    def open_calls(self, key: str) -> list[Call]:
+        """Return the calls of an API key that have not ended."""
+        return [call for (name, _), one in self._clients.items() if name == key for call in one.open]
 
     def counts(self) -> list[ClientCounts]:
         """Return the counts of this moment."""

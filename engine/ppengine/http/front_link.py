@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -76,14 +76,15 @@ class Followed:
 class FrontLink:
     """Submits, follows and aborts the requests of one session. `run` reads until it is cancelled."""
 
-    def __init__(self, endpoint: str, session: str) -> None:
+    def __init__(self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None]) -> None:
+        """`on_state` is called with each new state of the engine."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.sndhwm = self._socket.rcvhwm = 0
         self._socket.reconnect_ivl = 20
         self._socket.connect(endpoint)
-        self._session = session
+        self._session, self._on_state = session, on_state
         self._codec = Codec(FromFront)
         # A successor in the session must not repeat the numbers of this process.
         self._nonce = secrets.randbits(48)
@@ -120,12 +121,17 @@ class FrontLink:
                 task.cancel()
             self._context.destroy(linger=0)
 
-    async def submit(self, submissions: list[Submit], owner: str) -> tuple[Added, list[Followed]]:
-        """Queue requests, each with an id of its own: all or none, and none if the answer has an error."""
+    async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
+        """Queue requests, each with an id of its own: all or none, and none if the answer has an error.
+
+        `client`: name of the API key.
+        """
         followed = [Followed(one.request or "", one.sampling.n, [0] * one.sampling.n) for one in submissions]
         # Their first tokens may come together with the answer.
         self._open.update((one.request, one) for one in followed)
-        message = AddMany(nonce=self._number(), session=self._session, submissions=submissions, owner=owner)
+        message = AddMany(
+            nonce=self._number(), session=self._session, submissions=submissions, owner=owner, client=client
+        )  # fmt: skip
         try:
             answer = await self._ask(message, message.nonce, Added)
         except BaseException:
@@ -232,6 +238,7 @@ class FrontLink:
             self.state = await self._ask(query, query.nonce, StateAnswer)
             self._state_at = time.monotonic()
             self.served = self.served or self.state.state == "serving"
+            self._on_state(self.state)
             await asyncio.sleep(STATE_S)
 
     def _number(self) -> int:

@@ -59,12 +59,13 @@ class GenerationResponse(Response):
         """Send the answer; abort the generations if the client leaves before its end."""
         work = asyncio.create_task(self._send_events(send) if self._events else self._send_whole(scope, send))
         gone = asyncio.create_task(_disconnect(receive))
+        self._call.on_close = gone.cancel
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
-            self._call.end(self._status, left=not work.done())
+            self._call.end(self._status, left=not work.done() and not self._call.closed)
             for generation in self._generations:
                 generation.leave()
             for task in (work, gone):

@@ -19,6 +19,7 @@ from ppengine.common.one_line import one_line
 from ppengine.http.api_errors import ApiError, invalid, unavailable
 from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import Call
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
@@ -53,12 +54,14 @@ class Caller:
 class Service:
     """Serves one engine. `most_open`: requests that may be open at once in this process."""
 
-    def __init__(self, config: EngineConfig, link: FrontLink, renderer: ChatRenderer, most_open: int) -> None:
+    def __init__(
+        self, config: EngineConfig, link: FrontLink, renderer: ChatRenderer, limits: ClientLimits, most_open: int
+    ) -> None:
         self.config, self.link = config, link
         self.tokenizer = Tokenizer.load(Path(config.model_path))
         self.model = Path(config.model_path).name
         self.created = int(config.started_wall)
-        self._renderer, self._most_open = renderer, most_open
+        self._renderer, self._limits, self._most_open = renderer, limits, most_open
         self._longest_token = self.tokenizer.longest_token
         http = config.profile.http
         self.reply_form = form_of(template_source(Path(config.model_path)), http.tool_parser, http.reasoning)
@@ -66,7 +69,7 @@ class Service:
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> tuple[str, list[Generation]]:
         """Begin the generations of a completion; return its id and one a prompt. Raises ApiError."""
-        self._check(request)
+        self._check(request, caller)
         prompts = request.prompts()
         if len(prompts) > PROMPTS_MOST:
             raise invalid(f"{len(prompts)} prompts; at most {PROMPTS_MOST} are taken", "prompt")
@@ -78,7 +81,7 @@ class Service:
         self, request: ChatRequest, caller: Caller, prefix: str = "chatcmpl-"
     ) -> tuple[str, Generation, ReplyFactory]:
         """Begin the generation of a chat; return its id, the generation and its readers. Raises ApiError."""
-        self._check(request)
+        self._check(request, caller)
         functions = functions_of(request.tools, request.tool_choice)
         if functions and self.reply_form.tool_parser is None:
             text = "tools: this model's chat template has no form of tool calls that is known; see http.tool_parser"
@@ -115,8 +118,9 @@ class Service:
             text = f"model {name[:80] if name else name} is not served here; it is {self.model}"
             raise ApiError(404, "not_found_error", text, param="model", code="model_not_found")
 
-    def _check(self, request: CommonFields) -> None:
+    def _check(self, request: CommonFields, caller: Caller) -> None:
         self.check_model(request.model)
+        self._limits.check(caller.name)
         state = self.link.state
         if state is None or self.link.silent:
             raise unavailable("the engine core does not answer; it may be restarting")
@@ -157,7 +161,9 @@ class Service:
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
             for one, ids in zip(names, prompts, strict=True)
         ]
-        answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name)
+        answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name, caller.name)
+        if answer.again_s:
+            raise ApiError(429, "rate_limit_error", answer.error, retry_after_s=answer.again_s)
         if answer.error and (answer.lost or answer.later):
             raise unavailable(answer.error, 5)
         if answer.error:

@@ -13,7 +13,7 @@ class ClientInfo(msgspec.Struct, kw_only=True):
     key: str
     """Name of the API key; `http` without keys."""
     route: str
-    """Path of the API, as `/v1/chat/completions`."""
+    """Path of the API, as `/v1/chat/completions`; empty: a rule of a key that has not called yet."""
     open: int = 0
     """Requests whose answer is under way."""
     slow: int = 0
@@ -30,6 +30,12 @@ class ClientInfo(msgspec.Struct, kw_only=True):
     """Answers of any other status from 500 on."""
     left_total: int = 0
     """Requests whose client left before the end."""
+    most_open: int | None = None
+    """Most open requests of the key, by `limit`; null: no limit."""
+    per_minute: int | None = None
+    """Most requests a minute of the key, by `limit`; null: no limit."""
+    draining: bool = False
+    """The key is drained: new requests are refused."""
     requests_s: float | None = None
     """Requests a second over the last ten seconds; null at first."""
     tokens_s: float | None = None
@@ -38,6 +44,32 @@ class ClientInfo(msgspec.Struct, kw_only=True):
     """Milliseconds from the request to its first token, over the last five minutes."""
     itl_ms: Quantiles = msgspec.field(default_factory=Quantiles)
     """Milliseconds between two events of a stream, over the last five minutes."""
+
+
+class ClientRule(msgspec.Struct, frozen=True, kw_only=True):
+    """The rule of one API key, by the verbs `limit`, `drain-client` and `kick`."""
+
+    client: str
+    """Name of the API key."""
+    most_open: int | None = None
+    """Most open requests; null: no limit."""
+    per_minute: int | None = None
+    """Most requests a minute; null: no limit."""
+    draining: bool = False
+    """Its open requests end, new ones are refused."""
+    kick: int = 0
+    """Number of its newest kick, counted over all clients; 0: none."""
+
+    @property
+    def text(self) -> str:
+        """The rule in words, as `8 60/min drain`; empty: none."""
+        return limits_text(self.most_open, self.per_minute, draining=self.draining)
+
+
+def limits_text(most_open: int | None, per_minute: int | None, *, draining: bool) -> str:
+    """Return limits in words, each as `limit` takes it."""
+    words = ["" if most_open is None else str(most_open), "" if per_minute is None else f"{per_minute}/min"]
+    return " ".join(filter(None, [*words, "drain" if draining else ""]))
 
 
 class ClientCounts(msgspec.Struct, array_like=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ppengine.protocol.clients import HttpReport
+from ppengine.protocol.clients import ClientRule, HttpReport
 from ppengine.protocol.control import (
     Command,
     Failed,
@@ -31,6 +31,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     """Number of the first prompt, for errors: many prompts come in portions."""
     owner: str = ""
     """User on whose behalf they come; empty: the session."""
+    client: str = ""
+    """Name of the API key with which they came; empty: none."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
@@ -43,6 +45,8 @@ class Added(msgspec.Struct, tag="added", kw_only=True):
     """The engine lacks a stage: no prompt will do."""
     later: bool = False
     """The engine takes no prompts now, as it drains or loads: the same ones may do later."""
+    again_s: int = 0
+    """Seconds after which to try again, for prompts above a limit of the client; 0: no limit refused them."""
 
 
 class Collect(msgspec.Struct, tag="collect", kw_only=True):
@@ -157,6 +161,8 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
     num_blocks: int
     code: str = ""
     """`DOES_NOT_FIT`: the stages are up, and their memory does not hold one sequence."""
+    rules: list[ClientRule] = []
+    """Rules of clients of the HTTP port."""
 
 
 ToFront = (

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ppengine.protocol.clients import HttpReport
+from ppengine.protocol.clients import ClientRule, HttpReport
 from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
@@ -146,6 +146,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     latency: Latency = msgspec.field(default_factory=Latency)
     findings: list[Finding] = []
     """Findings of the live checks, oldest first; empty while they are off."""
+    rules: list[ClientRule] = []
+    """Rules of clients of the HTTP port."""
 
 
 UNKNOWN_STATUS = 256

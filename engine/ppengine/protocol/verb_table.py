@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 Kind = Literal[
     "text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "biases", "flag",
-    "duration",
+    "duration", "client",
 ]  # fmt: skip
 Role = Literal["viewer", "operator", "admin"]
 """Rights of a key, each with those of the ones before it."""
-Target = Literal["submission", "request", "requests", "stage", "memory", "check", "engine"]
+Target = Literal["submission", "request", "requests", "stage", "memory", "check", "client", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ def covers(role: Role, least: Role) -> bool:
 
 _REQUEST = Argument("request", "request")
 _STAGE = Argument("stage", "stage")
+_CLIENT = Argument("client", "client")
 
 _SUBMIT = Row(
     "submit", "submit a prompt and print its text as it comes", target="submission", leased="free",
@@ -282,6 +283,27 @@ _STAGES = (
     ),
 )  # fmt: skip
 
+_CLIENTS = (
+    Row(
+        "limit", "limit the requests of an API key of the HTTP port", target="client", needs="loaded",
+        arguments=(_CLIENT, Argument("limit", metavar="N|N/min|off")),
+        more="""N: most open requests. N/min: most requests a minute. Requests above it get status 429, with the
+    seconds after which to try again. `off` ends both limits, and a drain. CLIENT is the name of the key, `http`
+    without keys. A limit counts over all HTTP processes, and outlives a restarted core.""",
+        key=Key("b", "limit", "limit its requests"),
+    ),
+    Row(
+        "kick", "abort the open requests of an API key and close its streams", (_CLIENT,), "client",
+        more="Streams end with finish_reason abort. Those whose client does not read are cut a second later.",
+        key=Key("X", "kick", "abort its requests, close its streams"),
+    ),
+    Row(
+        "drain-client", "refuse new requests of an API key and finish the others", (_CLIENT,), "client",
+        needs="loaded", more="New requests get status 503, until `limit CLIENT off`.",
+        key=Key("B", "drain", "refuse its new requests"),
+    ),
+)  # fmt: skip
+
 _FAULTS = (
     Row(
         "fault", "break something on purpose, by KIND", runs="faults", role="admin",
@@ -298,5 +320,5 @@ _FAULTS = (
     ),
 )  # fmt: skip
 
-ROWS: dict[str, Row] = {row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_FAULTS)}
+ROWS: dict[str, Row] = {row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_CLIENTS, *_FAULTS)}
 """Every verb by name, in the order of the help."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from ppengine.protocol.error_text import shown
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verb_table import ROWS, Row
 
 PRIORITY_MOST = 2**31 - 1
+CLIENT_MOST = 64
+"""Characters of the name of an API key."""
+_LIMIT = re.compile(r"[1-9][0-9]{0,5}(/min)?")
 MANY_MOST = 1000
 """Most requests of one command."""
 
@@ -170,6 +175,47 @@ class Lease(msgspec.Struct, tag="lease", kw_only=True, forbid_unknown_fields=Tru
         check_kind("ttl", self.ttl_s, Annotated[float, msgspec.Meta(ge=10.0, le=3600.0, description="10 s to 1 h")])
 
 
+class Limit(msgspec.Struct, tag="limit", kw_only=True, forbid_unknown_fields=True):
+    """Limit the requests of an API key: `8` open ones, `60/min` a minute; `off` ends its limits and its drain."""
+
+    client: str
+    limit: str
+
+    def __post_init__(self) -> None:
+        """Check client and limit."""
+        _check_client(self.client)
+        if self.limit != "off" and not _LIMIT.fullmatch(self.limit):
+            raise ValueError(f"limit is {shown(self.limit, 40)}; it must be N, N/min or off, N from 1 to 999999")
+
+    @property
+    def numbers(self) -> tuple[int | None, int | None]:
+        """Most open requests, and most requests a minute; None: not in this verb."""
+        if self.limit == "off":
+            return None, None
+        number = int(self.limit.removesuffix("/min"))
+        return (None, number) if self.limit.endswith("/min") else (number, None)
+
+
+class Kick(msgspec.Struct, tag="kick", kw_only=True, forbid_unknown_fields=True):
+    """Abort the open requests of an API key, and close its streams."""
+
+    client: str
+
+    def __post_init__(self) -> None:
+        """Check the client."""
+        _check_client(self.client)
+
+
+class DrainClient(msgspec.Struct, tag="drain-client", kw_only=True, forbid_unknown_fields=True):
+    """Refuse new requests of an API key and finish the others, until `limit CLIENT off`."""
+
+    client: str
+
+    def __post_init__(self) -> None:
+        """Check the client."""
+        _check_client(self.client)
+
+
 RequestVerb = Abort | Preempt | SwapOut | SwapIn | Release | Priority
 """Verbs on one request. The core applies each to all samples of the request that it fits."""
 
@@ -206,7 +252,7 @@ class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True)
 
 Verb = (
     Submit | RequestVerb | Many | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage
-    | Cordon | Fault | ClearFaults | Lease
+    | Cordon | Limit | Kick | DrainClient | Fault | ClearFaults | Lease
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 
@@ -218,6 +264,12 @@ def _check_priority(priority: int) -> None:
     check_kind("priority", priority, int)
     if not -PRIORITY_MOST <= priority <= PRIORITY_MOST:
         raise ValueError(f"priority is {priority}; it must be {-PRIORITY_MOST} to {PRIORITY_MOST}")
+
+
+def _check_client(client: str) -> None:
+    if not 1 <= len(client) <= CLIENT_MOST or not client.isprintable() or " " in client:
+        right = f"it must be the name of an API key, 1 to {CLIENT_MOST} printable characters without spaces"
+        raise ValueError(f"client is {shown(client, 40)}; {right}")
 
 
 def row_of(verb: Verb) -> Row:

@@ -39,6 +39,8 @@ class Request:
     """User or session that submitted it, by the name that it gave."""
     principal: str = OWNER
     """Name of the key that submitted it: other keys need an override."""
+    client: str = ""
+    """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
     sample: int = 0
     leader: Request | None = None
     """Sample 0 of the same prompt; None for sample 0."""
