@@ -18,7 +18,7 @@ from ppconsole.view.cells import text_of, width_of
 from ppconsole.widgets.prompt import PromptLine
 from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Latency, SloInfo, Snapshot
 from test_tui_console import console
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -82,6 +82,37 @@ def test_limits_are_a_column_while_a_key_has_one() -> None:
         at = title.index("LIMIT")
         assert [line[at:].split("  ")[0].strip() for line in rest] == ["", "", "8 60/min", "", "drain"]
     assert styled(found[1:2], "warn") == ["8 60/min"]
+
+
+def test_objectives_are_below_the_rows() -> None:
+    slo = SloInfo(ttft_ms=200.0, itl_ms=50.0, finished=312, met=303, ttft_missed=7, itl_missed=4, goodput=303 / 312)
+    blank, line = clients_page.slo_row(Latency(slo=slo), 80)
+    assert not text_of(blank).strip()
+    assert text_of(line).rstrip() == (
+        "  SLO 97% of 312 requests of 5 min: ttft 200ms missed by 7, itl 50ms missed by 4"
+    )
+    only = SloInfo(itl_ms=50.0)
+    (_, line) = clients_page.slo_row(Latency(slo=only), 80)
+    assert text_of(line).rstrip() == "  SLO - of 0 requests of 5 min: itl 50ms missed by 0"
+    assert clients_page.slo_row(Latency(), 80) == []
+
+
+async def test_enter_shows_the_requests_of_the_key() -> None:
+    async with console(picture(*clients())) as rig:
+        newer = copy.deepcopy(rig.source.picture)
+        for number, request in enumerate(newer.requests):
+            request.client = "batch" if number == 1 else "alice"
+        newer.requests[0].id = "chatcmpl-trace-42-c0de"
+        rig.source.send(newer)
+        rig.app.tick()
+        await rig.pilot.press("K", "down", "enter")
+        assert not isinstance(rig.app.screen, ClientsScreen)
+        model = rig.app.main.console.model
+        assert model.state.filter == 'client="batch"'
+        assert [one.id for one in newer.requests if model.state.wanted.matches(one)] == [newer.requests[1].id]
+        await rig.pilot.press("escape", "slash", *"trace-42", "enter")
+        assert [one.id for one in newer.requests if model.state.wanted.matches(one)] == ["chatcmpl-trace-42-c0de"]
+        assert "chatcmp" in rig.screen() and newer.requests[1].id not in rig.screen()
 
 
 def test_one_client_has_no_sum_and_rates_are_unknown_at_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import snapshots
+from ppconsole.cli import render
 from ppconsole.model.ranks import place_of
 from ppconsole.model.reduce import set_filter
 from ppconsole.model.request_fields import COLUMN_HELP, FIELDS, LETTERS, SHORT_HELP
@@ -32,7 +33,7 @@ from ppconsole.view.frame import frame
 from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.snapshot import Event, Latency
+from ppengine.protocol.snapshot import Event, Latency, SloInfo
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
 from rich.cells import cell_len
 
@@ -481,3 +482,30 @@ def test_a_stage_lists_the_requests_with_most_blocks():
         assert "and 3 more" in shown[7] and len(shown) == 8
     picture.requests = picture.requests[:1]
     assert "no request holds blocks" in text_of(stage_requests.rows(picture, picture.stages[2], 80)[1])
+
+
+@pytest.mark.parametrize(("goodput", "shown"), [(0.974, "slo 97%"), (None, "slo -"), (1.0, "slo 100%")])
+def test_goodput_is_in_banner_and_status_if_the_profile_has_objectives(goodput, shown):
+    slo = SloInfo(ttft_ms=200.0, finished=312, ttft_missed=8, goodput=goodput)
+    picture = snapshots.snapshot(2, 3, latency=Latency(slo=slo))
+    assert f" {shown} " in text_of(banner.banner(picture, LIVE, 80))
+    (line,) = [line for line in render.status_lines(picture) if line.startswith("SLO")]
+    assert line == f"SLO {shown.split()[1]} of 312 requests of 5 min: ttft 200ms missed by 8"
+    plain = snapshots.snapshot(2, 3)
+    assert " slo " not in text_of(banner.banner(plain, LIVE, 120))
+    assert not any(line.startswith("SLO") for line in render.status_lines(plain))
+
+
+def test_figures_above_an_objective_are_yellow():
+    slo = SloInfo(ttft_ms=200.0, itl_ms=50.0)
+    figures = [{"ttft_s": 0.2, "itl_ms": 50.1}, {"ttft_s": 0.21, "itl_ms": 50.0}, {}]
+
+    def yellow(latency):
+        picture = snapshots.snapshot(2, 0, latency=latency)
+        picture.requests = [snapshots.request(number, **each) for number, each in enumerate(figures)]
+        state = ConsoleState(snapshot=picture)
+        lines = request_table.rows(state, visible_requests(state), 160)[1:]
+        return [[text.strip() for text, style in line.segs if style == "warn" and "ms" in text] for line in lines]
+
+    assert yellow(Latency(slo=slo)) == [["50ms"], ["210ms"], []]
+    assert yellow(Latency()) == [[], [], []]

@@ -7,7 +7,15 @@ from collections import deque
 import msgspec
 import scheduler_invariants
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, SchedulerConfig
+from ppengine.common.config import (
+    EngineConfig,
+    MemoryConfig,
+    ModelConfig,
+    ParallelConfig,
+    Profile,
+    SchedulerConfig,
+    SloConfig,
+)
 from ppengine.core.engine import Engine
 from ppengine.core.journal_records import Record
 from ppengine.core.journal_state import Restored
@@ -19,6 +27,7 @@ from ppengine.protocol.steps import Drained, Mapped, Retired, Sampled, StageRead
 from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100
+NO_SLO = SloConfig()
 PEAK, BLOCK = 1000, 10
 """Bytes of a stage: utilization u holds 1000 * u - 100 blocks."""
 
@@ -62,14 +71,14 @@ class CoreWorld:
 
     def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", restart_limit_s=60.0, load_format="auto", cards=None,
-        run_dir="/r", model="m", journal=True, before=None, **scheduler,
+        run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
-            scheduler=SchedulerConfig(**scheduler), journal=journal,
+            scheduler=SchedulerConfig(**scheduler), journal=journal, slo=slo,
         )  # fmt: skip
         self.config = config = EngineConfig(
             id="e", name="t", epoch="epoch", profile=profile, model_path=model, model_type="opt",

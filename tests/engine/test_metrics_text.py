@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, ModelConfig, Profile, SloConfig
 from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
 from ppengine.http.metrics_text import exposition
 from ppengine.protocol.clients import ClientCounts
@@ -50,13 +50,13 @@ PLAIN = [
 SAMPLE = re.compile(r'[a-z_:][a-z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)*\})? [-+.e0-9]+(inf|nan)?')
 
 
-def text(model: str = "m") -> str:
+def text(model: str = "m", slo: SloConfig | None = None) -> str:
     metrics = RequestMetrics(1024)
     for seconds in (0.004, 0.1, 0.1000001, 9999.0):
         metrics.add("first_token", seconds)
     answer = CoreMetrics(
         nonce=1, state="serving", blocks=10, blocks_used=4, prefix_hit_tokens=5, prompt_tokens=15,
-        finished={"stop": 2, "lost": 1},
+        finished={"stop": 2, "lost": 1}, slo_met=7, slo_missed=2,
         stages=[StageMetrics(stage=1, rank=0, up=True, retired_step=7, oldest_step_s=0.5)],
         http=[
             ClientCounts("ann", "/v1/completions", 1, 0, 9, 50, 2, 1, 1, 3, {}, {}),
@@ -65,7 +65,8 @@ def text(model: str = "m") -> str:
         histograms={name: each.wire() for name, each in metrics.histograms.items()},
     )  # fmt: skip
     config = EngineConfig(
-        id="abcdef", name="m", epoch="e", profile=Profile(name="m", model=ModelConfig(path="/m")), model_path="/m",
+        id="abcdef", name="m", epoch="e", model_path="/m",
+        profile=Profile(name="m", model=ModelConfig(path="/m"), slo=slo or SloConfig()),
         model_type="llama", layers=[(0, 1), (1, 2)], max_model_len=1024, run_dir="/r", ring_dir="/d", started_wall=0.0,
     )  # fmt: skip
     return exposition(model, config, answer)
@@ -100,6 +101,16 @@ def test_edges_are_floats_and_counts_grow_to_the_total() -> None:
         "1.0", "2.0", "3.0", "3.0", "4.0",
     )  # fmt: skip
     assert 'vllm:time_to_first_token_seconds_count{model_name="m",engine="0"} 4.0' in text()
+
+
+def test_objectives_are_counted_if_the_profile_has_any() -> None:
+    assert "ppengine_slo" not in text()
+    found = [line for line in text(slo=SloConfig(itl_ms=25)).splitlines() if line.startswith("ppengine_slo")]
+    assert found == [
+        'ppengine_slo_target_seconds{model_name="m",figure="itl"} 0.025',
+        'ppengine_slo_requests_total{model_name="m",result="met"} 7.0',
+        'ppengine_slo_requests_total{model_name="m",result="missed"} 2.0',
+    ]
 
 
 def test_values_are_those_of_the_core() -> None:

@@ -63,6 +63,8 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
         lines += ["", *stage_lines(snapshot.stages), pool_line(snapshot)]
     if text := latency_line(snapshot.latency):
         lines.append(text)
+    if text := figures.slo_text(snapshot.latency):
+        lines.append(text)
     if snapshot.requests:
         lines += ["", *request_lines(snapshot.requests[:max_requests], locate(snapshot))]
         hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))

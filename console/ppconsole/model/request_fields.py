@@ -43,6 +43,7 @@ FIELDS: dict[str, Field] = {
         Field("itl99", "milliseconds", lambda request: request.itl_p99_ms, "99th percentile of it"),
         Field("why", "phrase", _why, "why it does not run, anywhere in the text"),
         Field("reason", "text", lambda request: request.finish_reason or "", "how it ended: stop, length, abort"),
+        Field("client", "text", lambda request: request.client, "API key of the HTTP port"),
     )
 }  # fmt: skip
 FIELDS["stat"] = FIELDS["state"]
@@ -57,6 +58,7 @@ FINISHED_FIELDS: dict[str, Field] = {
         Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
         *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "itl99", "pre")),
         Field("reason", "text", lambda request: request.reason, "how it ended: stop, length, abort"),
+        FIELDS["client"],
     )
 }
 """Fields of a request that has ended, by name."""
@@ -68,7 +70,7 @@ COLUMN_HELP = {ARRIVAL: "order of submission"} | {
 SHORT_HELP = COLUMN_HELP | {
     "state": "its state", "fill": "computed share", "hit": "prefix cache tokens", "queue": "time to first blocks",
     "ttft": "time to first token", "itl": "mean time of a token", "why": "why it does not run",
-    "reason": "how it ended", "took": "submission to end",
+    "reason": "how it ended", "client": "API key", "took": "submission to end",
 }  # fmt: skip
 """The meanings in at most 22 cells."""
 LETTERS = letters(tuple(COLUMN_HELP))

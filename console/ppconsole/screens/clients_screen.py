@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ppengine.protocol.clients import ClientInfo
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 
+from ppconsole.model.filters import quoted
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
@@ -22,7 +23,10 @@ class ClientsScreen(Reader):
 
     topic: ClassVar[str] = "clients"
     keys: ClassVar[tuple[Key, ...]] = CLIENTS_KEYS
-    BINDINGS: ClassVar[list[BindingType]] = verb_keys("client", "memory", "engine")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "requests", "requests of the key", show=False),
+        *verb_keys("client", "memory", "engine"),
+    ]
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -42,9 +46,11 @@ class ClientsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return a row a client."""
-        if self.console.model.shown.snapshot is None:
+        snapshot = self.console.model.shown.snapshot
+        if snapshot is None:
             return [row(("  waiting for the first sample", "dim"))]
-        return clients_page.rows(self._clients(), width, self.selected().client)
+        found = clients_page.rows(snapshot.clients, width, self.selected().client)
+        return [*found, *clients_page.slo_row(snapshot.latency, width)]
 
     def action_scroll(self, by: int) -> None:
         """Move the selection, and the rows with it as far as needed."""
@@ -52,6 +58,12 @@ class ClientsScreen(Reader):
         self._cursor.move(_keys(clients), by)
         at = clients_page.row_of(clients, self._cursor.id)
         self.scroll_to_row(self.top_for(at))
+
+    def action_requests(self) -> None:
+        """Show the live requests of the selected key on the main screen."""
+        if client := self.selected().client:
+            self.console.model.set_filter(f"client={quoted(client)}")
+            self.action_dismiss_reader()
 
     def _clients(self) -> Sequence[ClientInfo]:
         snapshot = self.console.model.shown.snapshot

@@ -78,6 +78,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
         ("r", f"{engine.memory_revision}"),
         ("step ", f"{engine.step}"),
         ("", f"{rate} tok/s{figures.window(throughput)}"),
+        *([("slo ", figures.goodput(slo))] if (slo := snapshot.latency.slo) is not None else []),
         ("ops:", str(sum(op.state in ("accepted", "deferred") for op in snapshot.operations))),
         ("consoles:", str(engine.consoles)),
         ("up ", age_text(engine.uptime_s)),

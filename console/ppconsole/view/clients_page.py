@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ppengine.protocol.clients import ClientInfo, limits_text
+from ppengine.protocol.snapshot import Latency
 
 from ppconsole.model.safe import clean
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
-from ppconsole.view.cells import Cell, Column, Row, clip, fitted, header, place, row, table_row, text_of, width_of
+from ppconsole.view.cells import (
+    EMPTY,
+    Cell,
+    Column,
+    Row,
+    clip,
+    fitted,
+    header,
+    place,
+    row,
+    table_row,
+    text_of,
+    width_of,
+)
 
 NO_CLIENTS = "no HTTP clients: serve PROFILE --http"
 _NOTHING = figures.NOTHING
@@ -63,6 +77,12 @@ def rows(clients: Sequence[ClientInfo], width: int, selected: str | None = None)
             for each, chosen in zip(cells, mine, strict=True)
         ),
     ]
+
+
+def slo_row(latency: Latency, width: int) -> list[Row]:
+    """Return a blank row and one with the objectives of the profile; nothing without an objective."""
+    text = figures.slo_text(latency)
+    return [EMPTY, clip(row((f"  {text}", "dim")), width)] if text else []
 
 
 def row_of(clients: Sequence[ClientInfo], key: str | None) -> int:

@@ -131,7 +131,7 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
         ("computed", f"{detail.computed_tokens} tokens"), ("prefix hit", f"{detail.cached_tokens} tokens"),
         ("preemptions", str(detail.preemptions)), ("swaps", str(detail.swaps)),
         ("sampling", how), ("seed", "-" if sampling.seed is None else str(sampling.seed)),
-        ("priority", str(detail.priority)),
+        ("priority", str(detail.priority)), ("client", detail.client or "-"),
     ]  # fmt: skip
 
 

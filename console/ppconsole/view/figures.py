@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.snapshot import Throughput
+from ppengine.protocol.snapshot import Latency, SloInfo, Throughput
 from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.units import UNKNOWN, age_text, count_text, ms_text, percent_text, ratio
@@ -42,6 +42,21 @@ def millis(value: float | None) -> str:
     if value >= 99.5:
         return f"{value / 1000:.2f}".lstrip("0") + "s"
     return f"{value:.0f}ms" if value >= 0.95 else f"{value:.1f}".removeprefix("0") + "ms"
+
+
+def goodput(slo: SloInfo) -> str:
+    """Return the share of requests that met the objectives; `-` while none has ended."""
+    return NOTHING if slo.goodput is None else f"{100 * slo.goodput:.0f}%"
+
+
+def slo_text(latency: Latency) -> str:
+    """Return the objectives and how many requests met them, in one line; empty without an objective."""
+    slo = latency.slo
+    if slo is None:
+        return ""
+    aims = [("ttft", slo.ttft_ms, slo.ttft_missed), ("itl", slo.itl_ms, slo.itl_missed)]
+    parts = [f"{name} {latency_ms(value)} missed by {missed}" for name, value, missed in aims if value is not None]
+    return f"SLO {goodput(slo)} of {slo.finished} requests of {latency.window_s / 60:.0f} min: {', '.join(parts)}"
 
 
 def latency(seconds: float | None) -> str:

@@ -97,7 +97,11 @@ def reader_keys(first: Sequence[Key], stage: int | None) -> tuple[Key, ...]:
             *_verbs("memory", "engine"))  # fmt: skip
 
 
-CLIENTS_KEYS: tuple[Key, ...] = reader_keys((("↑↓", "choose", None), *_verbs("client")), None)
+CLIENTS_KEYS: tuple[Key, ...] = tuple(
+    key
+    for key in reader_keys((("↑↓", "choose", None), ("⏎", "its requests", None), *_verbs("client")), None)
+    if key != ("↑↓", "scroll", None)
+)
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
     ("esc", "back", None), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", None), ("/", "search", None),
     *READER_KEYS[5:], *_verbs("memory", "engine"),

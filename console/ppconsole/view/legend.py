@@ -29,6 +29,7 @@ _BANNER = Section("BANNER", {
     "from to": "change of figures from an earlier mark, or to a later one",
     "last fault": "the newest incident, for an hour after it: I lists them",
     "healed": "the fault is over, and how long it lasted", "+1": "one more fault, operation or cordon",
+    "slo": "share of requests of 5 min that met the objectives of the profile; - none has ended",
     "peak": "most output tokens a second in the last two minutes",
     "CORDON": "cordoned stages: no request begins", "LEASE": "the key whose control lease refuses others' verbs",
     "live": "state of the link and age of the newest sample",
@@ -185,7 +186,8 @@ _GPU = Section("GPU  the whole card, other processes included", {
 })  # fmt: skip
 _REQUEST_FIELDS = Section("STATE AND COUNTS", {
     "state": "waiting, running, swapped, held, loading or finished", "why": "why it does not run",
-    "steps": "its steps in flight", "owner": "user who submitted it", "revision": "changes by verbs; guards --if-rev",
+    "steps": "its steps in flight", "owner": "user who submitted it", "client": "API key with which it came",
+    "revision": "changes by verbs; guards --if-rev",
     "prompt": "prompt tokens", "output": "output tokens, and the most", "computed": "tokens in the KV cache",
     "prefix hit": "prompt tokens from the prefix cache", "preemptions": "times its blocks were taken",
     "swaps": "times it was swapped out",
@@ -274,6 +276,7 @@ _CLI_STATUS = Section("STAGES", {
     "STEP": "own work of a step, median", "IDLE": "share of time spent waiting",
     "RANKW": "share of time spent waiting for ranks of its stage", "AGE": "since the last progress",
     "STREAM:OP": "longest open operation and its stream", "POOL": "KV blocks, requests by state, preemptions",
+    "SLO": "goodput: share of requests of 5 min that met the objectives of the profile",
     "LATENCY": "median, 90th and 99th percentile of time to first token, time between tokens, time in the queue",
     "OP o1": "operation under way, and its operator",
 })  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, Snapshot
+from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, SloInfo, Snapshot
 
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import BY_ARRIVAL, Order
@@ -96,7 +96,7 @@ def rows(
     for request in arranged[top : top + height]:
         mine = request.id == selected
         sign = CURSOR[mine, request.id in marked]
-        cells = _cells(request, where, sign, width >= _WIDE_FROM)
+        cells = _cells(request, where, sign, width >= _WIDE_FROM, snapshot.latency.slo)
         lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
@@ -129,8 +129,18 @@ def hidden_sort(placed: Sequence[Placed], order: Order) -> str:
     return f"{column.upper()}{DOWN if descending else UP}"
 
 
-def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: bool) -> dict[str, Cell]:
+def late(slo: SloInfo | None, ttft_s: float | None, itl_ms: float | None) -> tuple[bool, bool]:
+    """Return whether a request misses the objective of the first token, and that of the time between tokens."""
+    slo = slo or SloInfo()
+    late = ttft_s is not None and slo.ttft_ms is not None and ttft_s * 1e3 > slo.ttft_ms
+    return late, itl_ms is not None and slo.itl_ms is not None and itl_ms > slo.itl_ms
+
+
+def _cells(
+    request: RequestInfo, where: dict[int, int], sign: str, in_words: bool, slo: SloInfo | None
+) -> dict[str, Cell]:
     """Return the cells of one request row. `sign`: of `CURSOR`. `in_words`: the state as a whole word."""
+    first_late, slow = late(slo, request.ttft_s, request.itl_ms)
     mark = request_mark(request.state)
     faint = "dim" if request.state == "finished" else ""
     goal = request.prompt_tokens + request.output_tokens
@@ -148,8 +158,8 @@ def _cells(request: RequestInfo, where: dict[int, int], sign: str, in_words: boo
         "swp": (count_text(request.swap_blocks), "swap" if request.swap_blocks else "dim"),
         "fill": (fill, "dim"),
         "queue": (figures.latency(request.queue_s), faint),
-        "ttft": (figures.latency(request.ttft_s), faint),
-        "itl": (figures.latency_ms(request.itl_ms), faint),
+        "ttft": (figures.latency(request.ttft_s), "warn" if first_late else faint),
+        "itl": (figures.latency_ms(request.itl_ms), "warn" if slow else faint),
         "itl99": (figures.latency_ms(request.itl_p99_ms), faint),
         "hit": (count_text(request.cached_tokens), "dim"),
         "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),

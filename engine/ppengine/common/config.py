@@ -160,6 +160,20 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""
 
 
+class SloConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Service level objectives: a request that ends has met them or not. They change nothing that is scheduled."""
+
+    ttft_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
+    """Most milliseconds from the submission to the first token; null: any."""
+    itl_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
+    """Most milliseconds between two tokens of a request, in the mean; null: any."""
+
+    @property
+    def set(self) -> bool:
+        """Whether there is an objective."""
+        return self.ttft_ms is not None or self.itl_ms is not None
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine."""
 
@@ -170,6 +184,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     scheduler: SchedulerConfig = SchedulerConfig()
     console: ConsoleConfig = ConsoleConfig()
     http: HttpConfig = HttpConfig()
+    slo: SloConfig = SloConfig()
     journal: bool = True
     """Keep requests in a file of the run folder, so that they go on if the core is restarted; off: ids alone."""
     threads_per_stage: Annotated[int, Meta(ge=1, le=1024)] | None = None

@@ -112,7 +112,7 @@ class Engine:
         self.operations = operations = Operations(answers, happened, clock)
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
         self.requests = requests = LiveRequests(
-            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), clock
+            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock
         )
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)

@@ -1,4 +1,4 @@
-"""Quantiles of queue time, time to the first token and time between tokens, over the last five minutes.
+"""Quantiles of queue time, time to the first token and time between tokens, and goodput, over five minutes.
 
 Each figure is a histogram of buckets 4.4 % wide, in slices of ten seconds: bounded memory, and a middle of a bucket
 that is at most 2.2 % off, within the smallest and the largest duration.
@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ppengine.common.config import SloConfig
 from ppengine.common.durations import SLICE_S, SLICES, Histogram, bucket_of
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.token_gaps import TokenGaps
+from ppengine.core.slo_window import SloWindow
 from ppengine.protocol.snapshot import Latency
 
 
 class Latencies:
     """Takes the tokens of each retired step: gaps of each request, and quantiles of all."""
 
-    def __init__(self, clock: Callable[[], float], metrics: RequestMetrics) -> None:
+    def __init__(self, clock: Callable[[], float], metrics: RequestMetrics, slo: SloConfig) -> None:
         self._clock, self._metrics = clock, metrics
+        self.slo = SloWindow(slo)
         self._queue, self._first, self._between = Histogram(), Histogram(), Histogram()
 
     def retired(self, retirement: Retirement) -> None:
@@ -51,12 +54,17 @@ class Latencies:
             self._metrics.gap(now - last, count)
         self._metrics.add("step_tokens", retirement.prompt_tokens + len(retirement.tokens))
 
+    def ended(self, request: Request, reason: str, now: float) -> None:
+        """Count the end of a request: it has met the objectives of the profile, or not."""
+        self.slo.ended(reason, ttft_s(request), itl_ms(request, now), now)
+
     def info(self) -> Latency:
         """Return the quantiles of this moment."""
         now = self._clock()
         return Latency(
             queue_s=self._queue.quantiles(now), ttft_s=self._first.quantiles(now),
             itl_ms=self._between.quantiles(now, 1e3), window_s=SLICE_S * SLICES,
+            slo=self.slo.info(now),
         )  # fmt: skip
 
 

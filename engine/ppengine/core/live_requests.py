@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ppengine.common.config import SloConfig
 from ppengine.core.events import Events
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
@@ -48,6 +49,7 @@ class LiveRequests:
     _event: Events
     _journal: JournalWriter
     metrics: RequestMetrics
+    _slo: SloConfig
     _clock: Callable[[], float]
     prompt_tokens_total: int = field(init=False, default=0)
     output_tokens_total: int = field(init=False, default=0)
@@ -59,7 +61,7 @@ class LiveRequests:
     _aborts: deque[_Aborts] = field(init=False, default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.latencies = Latencies(self._clock, self.metrics)
+        self.latencies = Latencies(self._clock, self.metrics, self._slo)
 
     def admit(self, serving: Serving, requests: list[Request], session: str) -> None:
         """Queue the samples of one prompt and open their output. Raises DoesNotFit."""
@@ -130,6 +132,7 @@ class LiveRequests:
         self._outputs.finish(request.group, request.sample, reason, ending)
         self._finished.append((now, ending.info))
         self.metrics.ended(request, reason, now)
+        self.latencies.ended(request, reason, now)
         self._journal.ended(request)
         self._event.finished(ending.info)
 

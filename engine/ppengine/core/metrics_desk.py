@@ -37,6 +37,7 @@ class MetricsDesk:
             output_tokens=requests.output_tokens_total, finished=dict(metrics.finished),
             histograms={name: each.wire() for name, each in metrics.histograms.items()},
             stages=[self._stage(record) for record in self._stages],
+            slo_met=requests.latencies.slo.met_total, slo_missed=requests.latencies.slo.missed_total,
             http=[each for report in self._http.values() for each in report.clients],
         )  # fmt: skip
         if self._health.serving is not None:

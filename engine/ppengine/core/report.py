@@ -161,6 +161,7 @@ class Reporter:
             itl_ms=itl_ms(request, now),
             itl_p99_ms=itl_quantiles_ms(request, now)[1],
             principal=request.principal,
+            client=request.client,
         )
 
     def _throughput(self) -> Throughput:

@@ -48,7 +48,7 @@ def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
         host_blocks=[], in_flight=[], sampling=entered.sampling, revision=0, age_s=info.took_s,
         queued_s=info.queue_s, first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
         preemptions=info.preemptions, swaps=0, priority=entered.samples[index].priority,
-        prompt_token_ids=entered.prompt_ids, history=history,
+        prompt_token_ids=entered.prompt_ids, history=history, client=info.client,
     )  # fmt: skip
     return Ending(at, detail, info)
 
@@ -88,6 +88,7 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         preemptions=request.preemptions,
         model_limit=request.model_limit,
         loss=request.loss,
+        client=request.client,
     )
 
 
@@ -126,4 +127,5 @@ def _detail(request: Request, now: float) -> RequestDetail:
         prompt_token_ids=request.prompt_ids,
         history=[f"{when - arrival:.3f}s {text}" for when, text in request.history],
         principal=request.principal,
+        client=request.client,
     )

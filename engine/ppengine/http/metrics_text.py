@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from ppengine.common.config import EngineConfig
+from ppengine.common.config import EngineConfig, SloConfig
 from ppengine.protocol.clients import ClientCounts
 from ppengine.protocol.metrics import CoreMetrics, HistogramCounts
 
@@ -53,6 +53,7 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
         *_vllm(labels, config, metrics),
         *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
         *_own({"model_name": model}, metrics),
+        *_slo({"model_name": model}, config.profile.slo, metrics),
         *_calls(metrics.http),
     ]
     return "\n".join(lines) + "\n"
@@ -115,6 +116,18 @@ def _own(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
     yield from _metric("ppengine_stage_retired_step", "gauge", "Newest step that it has acknowledged.", retired)
     oldest = [(where, one.oldest_step_s) for where, one in ranks]
     yield from _metric("ppengine_stage_oldest_step_seconds", "gauge", "Age of its oldest step in flight.", oldest)
+
+
+def _slo(labels: Labels, slo: SloConfig, metrics: CoreMetrics) -> Iterator[str]:
+    """Yield the objectives of the profile and the requests that met them; nothing without an objective."""
+    if not slo.set:
+        return
+    targets = {"ttft": slo.ttft_ms, "itl": slo.itl_ms}
+    seconds = [({**labels, "figure": name}, value / 1e3) for name, value in targets.items() if value is not None]
+    yield from _metric("ppengine_slo_target_seconds", "gauge", "Objectives of the profile.", seconds)
+    results = [({**labels, "result": "met"}, metrics.slo_met), ({**labels, "result": "missed"}, metrics.slo_missed)]
+    text = "Requests that ended, by whether they met the objectives; no aborted ones."
+    yield from _metric("ppengine_slo_requests_total", "counter", text, results)
 
 
 def _calls(clients: list[ClientCounts]) -> Iterator[str]:

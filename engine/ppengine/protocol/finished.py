@@ -41,6 +41,8 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     model_limit: int | None = None
     """Tokens of prompt and output that the model allows, if this ended it; None: something else did."""
 
+    client: str = ""
+    """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
     loss: str = ""
     """Why it is lost, in one line; empty: it is not."""
 

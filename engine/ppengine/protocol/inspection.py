@@ -54,6 +54,8 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """State changes, oldest first: `0.012s waiting > running`."""
     principal: str = ""
     """Name of the key that submitted it."""
+    client: str = ""
+    """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
 
 
 class FinishedDetail(msgspec.Struct, kw_only=True):

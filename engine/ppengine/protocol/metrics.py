@@ -58,6 +58,10 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     swaps: int = 0
     finished: dict[str, int] = {}
     """Requests that have ended, by finish reason."""
+    slo_met: int = 0
+    """Requests that have ended and met the objectives of the profile; 0 without any."""
+    slo_missed: int = 0
+    """Those that have not."""
     histograms: dict[str, HistogramCounts] = {}
     """By the names of `core/request_metrics.py`; seconds, or tokens."""
     stages: list[StageMetrics] = []

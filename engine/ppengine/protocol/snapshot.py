@@ -125,6 +125,8 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     """99th percentile of the milliseconds between its tokens, at most 2.2 % off; null before the second."""
     principal: str = ""
     """Name of the key that submitted it; `owner` is the name that its user gave."""
+    client: str = ""
+    """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):
@@ -148,6 +150,25 @@ class Throughput(msgspec.Struct, kw_only=True):
     """Seconds of the rates."""
 
 
+class SloInfo(msgspec.Struct, kw_only=True):
+    """Service level objectives of the profile, and the requests that have ended in the window; no aborted ones."""
+
+    ttft_ms: float | None = None
+    """Most milliseconds to the first token; null: any."""
+    itl_ms: float | None = None
+    """Most milliseconds between two tokens of a request, in the mean; null: any."""
+    finished: int = 0
+    """Requests that have ended."""
+    met: int = 0
+    """Those of them that met both."""
+    ttft_missed: int = 0
+    """Those whose first token was late."""
+    itl_missed: int = 0
+    """Those whose tokens were slow."""
+    goodput: float | None = None
+    """Share of the finished ones that met both, 0 to 1; null while there are none."""
+
+
 class Latency(msgspec.Struct, kw_only=True):
     """Latencies of all requests over the last five minutes."""
 
@@ -159,6 +180,8 @@ class Latency(msgspec.Struct, kw_only=True):
     """Milliseconds between two tokens of a request."""
     window_s: float = 300.0
     """Seconds of the window."""
+    slo: SloInfo | None = None
+    """Requests that met the objectives of the profile; null without any."""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
