@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from diagnosis_world import PLACES, evidence, healthy, pipeline_held_at, stuck, with_stage
-from ppengine.agent.growth_watch import LEAST_BYTES, GrowthWatch
+from ppengine.agent import memory_watch
+from ppengine.agent.growth_watch import LEAST_BYTES, SHARED_WINDOWS_S, GrowthWatch
 from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.common import procfs
 from ppengine.common.cgroup_limits import MemoryLimit
@@ -52,6 +53,16 @@ def test_even_growth_is_a_leak_the_sooner_the_nearer_its_end(mib_s, left, within
     assert (found.left, found.file) == (left, "")
     again, found = process.run(10, lambda later: (second + 1 + later) * mib_s * MIB)
     assert again == 0 and found.for_ms >= 5000.0
+
+
+@pytest.mark.parametrize(("mib_s", "within_s"), [(35, 7), (6, 10), (1, 60)])
+def test_shared_memory_that_grows_evenly_is_a_leak_however_much_room_there_is(mib_s, within_s):
+    process = Process(left=900 * GIB)
+    process.watch = GrowthWatch(SHARED_WINDOWS_S)
+    assert process.run(30, lambda second: 8 * MIB * (second > 9)) is None, "rings, as they are first written"
+    second, found = process.run(100, leak(mib_s))
+    assert second <= within_s and found.left == 900 * GIB
+    assert Process(left=900 * GIB).run(40, leak(35)) is None, "its own memory may settle"
 
 
 def test_nearest_limit_is_named():
@@ -121,9 +132,29 @@ def test_memory_of_this_process_beside_its_pools(tmp_path):
         watch.look(os.getpid(), reader, "", serving=True)
         assert watch.resident == min(touched, 32 * MIB)
     assert max(sizes) - min(sizes) < 4 * MIB, "cache and swap space are no growth"
-    assert procfs.unbacked_bytes(os.getpid()) > 48 * MIB
+    assert procfs.unbacked(os.getpid()).total > 48 * MIB
     reader.close()
     writer.close()
+
+
+def test_a_stage_that_leaks_shared_memory_on_a_large_host(tmp_path, monkeypatch):
+    import mmap
+
+    before = procfs.unbacked(os.getpid())
+    with mmap.mmap(-1, 16 * MIB) as shared:
+        shared.write(bytes(16 * MIB))
+        assert procfs.unbacked(os.getpid()).shared - before.shared >= 16 * MIB
+    path = tmp_path / "s0.0.main.ring"
+    RingWriter(path, "main", 0, 0).close()
+    watch, reader, now = MemoryWatch(), RingReader(path), [0.0]
+    monkeypatch.setattr(memory_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(memory_watch, "host_available", lambda: 900 * GIB)
+    for now[0] in range(9):
+        leaked = now[0] * 35 * MIB
+        monkeypatch.setattr(memory_watch.procfs, "unbacked", lambda pid, b=leaked: procfs.Unbacked(BASE + b, b))
+        watch.look(7, reader, "", serving=True)
+    assert watch.growth.rate == pytest.approx(35 * MIB) and watch.growth.left == 900 * GIB
+    reader.close()
 
 
 # --- the verdict --------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ and less; loading and warm-up are over before a stage serves, and the activation
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from ppengine.common.cgroup_limits import MemoryLimit
@@ -17,6 +18,8 @@ from ppengine.protocol.stage_samples import GrowthSample
 WINDOWS_S = {6.0: 300.0, 10.0: 1200.0, 20.0: 2400.0, 60.0: 3600.0, 180.0: 21_600.0}
 """Seconds over which a growth is looked for, and the most until it meets a limit: one that has time is watched longer,
 for it may settle."""
+SHARED_WINDOWS_S = {6.0: inf, 10.0: inf, 60.0: inf}
+"""The same for shared memory alone. A stage that serves has all that it needs of it, so no limit has to be near."""
 LEAST_BYTES = 48 << 20
 """Least growth in one of them."""
 EVEN = 0.2
@@ -38,7 +41,8 @@ class _Look(NamedTuple):
 class GrowthWatch:
     """Watches one process. Call `look` whenever its memory has been read, at most once a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, windows_s: Mapping[float, float] = WINDOWS_S) -> None:
+        self._windows_s = windows_s
         self._looks: deque[_Look] = deque()
         self._least: int | None = None
         """Least size since it serves."""
@@ -55,7 +59,7 @@ class GrowthWatch:
     @property
     def grows(self) -> bool:
         """Whether there is a growth, for which the limits count."""
-        return any(self._growth(window_s) is not None for window_s in WINDOWS_S)
+        return any(self._growth(window_s) is not None for window_s in self._windows_s)
 
     def look(self, at_s: float, size: int, *, serving: bool, activations: int = 0) -> None:
         """Enter the bytes at a moment. `activations`: bytes that a batch may need for a while."""
@@ -67,7 +71,7 @@ class GrowthWatch:
             return
         self._least = size if self._least is None else min(self._least, size)
         self._looks.append(_Look(at_s, size))
-        while at_s - self._looks[0].at_s > max(WINDOWS_S) + 1.0:
+        while at_s - self._looks[0].at_s > max(self._windows_s) + 1.0:
             self._highest = max(self._highest, self._looks.popleft().size)
         self._activations = activations
 
@@ -75,7 +79,7 @@ class GrowthWatch:
         """Return the growth of this moment and the limit that it meets first; None: it does not grow."""
         ends = [(limit.left, str(limit.file)) for limit in limits]
         left, file = min(ends + ([] if host_left is None else [(host_left, "")]), default=(0, ""))
-        for window_s, until_s in WINDOWS_S.items():
+        for window_s, until_s in self._windows_s.items():
             growth = self._growth(window_s) if ends or host_left is not None else None
             if growth is None or left > until_s * growth[1] / growth[0]:
                 continue

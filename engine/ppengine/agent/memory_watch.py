@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ppengine.agent.growth_watch import HASTY_BYTES, GrowthWatch
+from ppengine.agent.growth_watch import HASTY_BYTES, SHARED_WINDOWS_S, GrowthWatch
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.ring import Gauge, RingReader
 from ppengine.common.system_memory import host_available
@@ -24,7 +24,7 @@ class MemoryWatch:
         """Resident bytes of the KV mapping; None: not known, or it is on a device."""
         self.growth: GrowthSample | None = None
         """Present growth without an end; None: there is none."""
-        self._growth = GrowthWatch()
+        self._growth, self._shared = GrowthWatch(), GrowthWatch(SHARED_WINDOWS_S)
         self._pools = 0
         """Resident bytes of KV cache and swap space."""
         self._ranges: tuple[tuple[int, int], ...] = ()
@@ -35,9 +35,10 @@ class MemoryWatch:
 
     def look(self, pid: int, ring: RingReader, groups: str, *, serving: bool) -> None:
         """Read the memory of a live process. `groups`: its cgroups; `serving`: it has loaded, and knows its pools."""
-        size = procfs.unbacked_bytes(pid)
-        if size is None:
+        memory = procfs.unbacked(pid)
+        if memory is None:
             return
+        size = memory.total
         pools = (Gauge.KV_BASE, Gauge.KV_LENGTH), (Gauge.SWAP_BASE, Gauge.SWAP_LENGTH)
         ranges = tuple((ring.gauge(base), ring.gauge(length)) for base, length in pools)
         mapped = ring.gauge(Gauge.KV_MAPPED_BYTES)
@@ -51,9 +52,10 @@ class MemoryWatch:
         if not moved:
             activations = ring.gauge(Gauge.OTHER_BYTES)
             self._growth.look(now, size - self._pools, serving=serving, activations=activations)
-            grows = self._growth.grows
-            limits = cgroup_limits.memory_limits(groups) if grows else []
-            self.growth = self._growth.sample(limits, host_available() if grows else None)
+            self._shared.look(now, memory.shared, serving=serving)
+            grows = self._growth.grows or self._shared.grows
+            limits, left = (cgroup_limits.memory_limits(groups), host_available()) if grows else ([], None)
+            self.growth = self._growth.sample(limits, left) or self._shared.sample(limits, left)
 
     def _read_pools(self, pid: int, begun: float) -> None:
         sizes = procfs.resident_ranges(pid, self._ranges) if any(length for _, length in self._ranges) else None

@@ -179,10 +179,20 @@ def _read(path: str, most: int = 4096) -> bytes | None:
         return _spare.read(path, most) if error.errno in (errno.EMFILE, errno.ENFILE) else None
 
 
-def unbacked_bytes(pid: int) -> int | None:
+class Unbacked(NamedTuple):
+    """Resident bytes of a process that no file backs. `shared`: the part in shared memory."""
+
+    total: int
+    shared: int
+
+
+def unbacked(pid: int) -> Unbacked | None:
     """Return the resident memory of `pid` that no file backs, anonymous and shared; None: not readable."""
-    found = re.findall(rb"^Rss(?:Anon|Shmem):\s*(\d+) kB", _read(f"/proc/{pid}/status") or b"", re.MULTILINE)
-    return sum(map(int, found)) << 10 if len(found) == 2 else None
+    found = dict(re.findall(rb"^Rss(Anon|Shmem):\s*(\d+) kB", _read(f"/proc/{pid}/status") or b"", re.MULTILINE))
+    if len(found) != 2:
+        return None
+    shared = int(found[b"Shmem"]) << 10
+    return Unbacked((int(found[b"Anon"]) << 10) + shared, shared)
 
 
 def resident_bytes(pid: int) -> int | None:
