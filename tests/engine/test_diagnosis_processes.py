@@ -367,6 +367,9 @@ def test_slowness_is_not_told_beside_a_fault():
 # --- whatever comes: a root waits for nobody ----------------------------------------------------------------
 
 SEEDS = 1500
+OWES = {"unretired_age_s": 6.0, "op": "send", "op_peer": 2, "op_age_s": 6.0, "retired_step": None}
+LOADED = {"phase": "load", "phase_age_s": 957.0, "sample_age_s": 9.0, "op": None, "unretired_age_s": 0.8}
+"""A stage that waits for `OWES`, by an old sample of its load."""
 LOADS = {"phase": "load", "phase_age_s": 901.0, "op": "receive", "op_peer": 1, "op_age_s": 3.0}
 
 
@@ -420,12 +423,18 @@ def any_stage(chance):
     return changes | held if chance.random() < 0.5 else changes
 
 
+OWN_THREAD = ": its control thread has not ticked for "
+"""A verdict on another thread than the one that waits."""
 SELF_MADE = {"starved", "blocked", "mismatch", "straggler", "non_finite"}
 """Told of a stage whatever it is in at this moment; the first two are never roots."""
 
 
 def test_no_root_waits_for_another_stage():
     waits_for_nobody([LOADS, {}], steps_in_flight=(1,), since_retired_s=5.0, core=CoreEvidence(report_age_s=0.1))
+    # Seed 49,964 in short.
+    meets = {"op": "collective", "op_peer": 0, "tick_age_s": 9.0, "tick_stale_for_s": 9.0}
+    waits_for_nobody([{}, meets], since_retired_s=0.1)
+    waits_for_nobody([OWES, LOADED, {}], steps_in_flight=(8, 9), since_retired_s=0.8)
     for seed in range(SEEDS):
         chance = Chance(seed)
         made = [any_stage(chance) for _ in range(chance.randint(1, 4))]
@@ -449,7 +458,7 @@ def waits_for_nobody(made, seed=None, **changes):
         assert len(verdict.summary) <= 100 and verdict.evidence, seed
         if verdict.cause in ("starved", "blocked"):
             assert not verdict.root, seed
-        if not verdict.root or verdict.stage is None or verdict.cause in SELF_MADE:
+        if not verdict.root or verdict.stage is None or verdict.cause in SELF_MADE or OWN_THREAD in verdict.summary:
             continue
         chain = graph.follow(main(verdict.stage))
         others = {wait.on.stage for wait in chain if wait.on.kind == "main"} - {verdict.stage}

@@ -73,7 +73,9 @@ def stragglers(case: Case) -> list[Verdict]:
 
 
 def _over_budget(stage: StageEvidence) -> bool:
-    budget = None if stage.op in _SERVES else PHASE_BUDGET_S.get(stage.phase or "")
+    # The core sends steps to stages that serve: a phase of loading is then that of an old sample.
+    serves = stage.op in _SERVES or (is_unseen(stage) and stage.unretired_age_s is not None)
+    budget = None if serves else PHASE_BUDGET_S.get(stage.phase or "")
     return budget is not None and (stage.phase_age_s or 0.0) > budget and not is_lost(stage)
 
 
