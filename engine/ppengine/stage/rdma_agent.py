@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ class NoRdmaError(Exception):
 
 def missing() -> str:
     """Return the reason why this host can do no RDMA; empty: it may."""
-    if find_spec("nixl") is None and _library_name() is None:
+    if _library() is None:
         return "the package nixl is not installed: pip install 'ppconsole[rdma]'"
     if _transports() == VERBS and not any(_ADAPTERS.glob("*")):
         return f"this host has no RDMA adapter: {_ADAPTERS} is empty"
@@ -51,7 +52,7 @@ class RdmaAgent:
         os.environ["UCX_TLS"] = transports
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
         with _errors("no RDMA agent"):
-            nixl = import_module("nixl" if find_spec("nixl") else str(_library_name()))
+            nixl = import_module(str(_library()))
             # An adapter needs no thread of the receiver. Its replacements in tests do.
             config = nixl.nixl_agent_config(enable_prog_thread=transports != VERBS, backends=["UCX"])
             self._agent: Any = nixl.nixl_agent(secrets.token_hex(8), config)
@@ -123,12 +124,13 @@ def _transports() -> str:
     return os.environ.get(TRANSPORTS) or VERBS
 
 
-def _library_name() -> str | None:
-    return next((name for name in ("nixl_cu13", "nixl_cu12") if find_spec(name) is not None), None)
+def _library() -> str | None:
+    """Return the module of NIXL: the one that chooses by the CUDA of torch, else one of its two."""
+    return next((name for name in ("nixl", "nixl_cu13", "nixl_cu12") if find_spec(name) is not None), None)
 
 
 @contextlib.contextmanager
-def _errors(what: str) -> Any:
+def _errors(what: str) -> Iterator[None]:
     """Turn NIXL's errors, which have no base of their own, into one line."""
     try:
         yield
