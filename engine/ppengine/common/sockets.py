@@ -59,12 +59,16 @@ class Bindings:
 _PORT_S = 2.0
 """Seconds to wait for a port that is still in use."""
 
+BACKLOG = 1024
+"""Calls of a port that may wait until libzmq takes them; it takes one in each turn. Its default of 100 drops others."""
+
 
 def bind_tcp(socket: zmq.Socket[bytes], endpoint: str) -> None:
     """Bind a port that a socket of this process, or of its predecessor, may hold for another moment.
 
     Raises OSError.
     """
+    socket.backlog = BACKLOG
     deadline = time.monotonic() + _PORT_S
     while True:
         try:
