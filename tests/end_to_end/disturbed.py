@@ -80,9 +80,9 @@ async def check(
             raise AssertionError(f"{CATCHES} times, requests were through too early")
     for number, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         if sampling:
-            expected = reference.sampled(folder, prompt, STEPS, SamplingParams(**sampling))
+            expected = reference.sampled(folder, prompt, STEPS, SamplingParams(**sampling), draft=output)
         else:
-            expected = reference.greedy(folder, prompt, STEPS)
+            expected = reference.greedy(folder, prompt, STEPS, draft=output)
         if output != expected:
             raise WrongTokensError(f"request {number} wrote {output}, transformers {expected}")
 

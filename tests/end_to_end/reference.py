@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,54 +37,81 @@ _known: dict[tuple[Path, str, tuple[int, ...]], list[int]] = {}
 """The longest answers yet: many tests ask for the same ones."""
 
 
-def greedy(folder: Path, prompt: list[int], steps: int, dtype: str = "float64") -> list[int]:
-    """Return `steps` greedy tokens after `prompt`, end of sequence ignored, with transformers' own cache."""
+def greedy(folder: Path, prompt: list[int], steps: int, dtype: str = "float64", draft: Sequence[int] = ()) -> list[int]:
+    """Return `steps` greedy tokens after `prompt`, end of sequence ignored, with transformers' own cache.
+
+    A `draft`, such as the engine's answer, changes the time alone: one pass checks as many of its tokens as are right.
+    """
     known = _known.get((folder, dtype, tuple(prompt)), [])
     if len(known) < steps:
-        known = _known[folder, dtype, tuple(prompt)] = [
-            *known,
-            *_further(folder, prompt + known, steps - len(known), dtype),
-        ]
+        rest = draft[len(known) : steps] if list(draft[: len(known)]) == known else ()
+        further = _further(folder, prompt + known, steps - len(known), dtype, rest)
+        known = _known[folder, dtype, tuple(prompt)] = [*known, *further]
     return known[:steps]
 
 
-async def greedy_aside(folder: Path, prompt: list[int], steps: int) -> list[int]:
+async def greedy_aside(folder: Path, prompt: list[int], steps: int, draft: Sequence[int] = ()) -> list[int]:
     """Return `greedy` of it, from a thread: a console that answers no pings meanwhile would lose its link."""
-    return await asyncio.to_thread(greedy, folder, prompt, steps)
+    return await asyncio.to_thread(greedy, folder, prompt, steps, draft=draft)
 
 
-def _further(folder: Path, ids: list[int], steps: int, dtype: str) -> list[int]:
+def _further(folder: Path, ids: list[int], steps: int, dtype: str, draft: Sequence[int]) -> list[int]:
     judge = model(folder, dtype)
-    found: list[int] = []
     with torch.inference_mode():
-        past, fresh = None, torch.tensor([ids])
-        for _ in range(steps):
-            answer = judge(fresh, past_key_values=past, use_cache=True)
-            past = answer.past_key_values
+        answer = judge(torch.tensor([[*ids, *draft]]), use_cache=True)
+        found = _agreed(answer.logits[0, len(ids) - 1 :].argmax(dim=-1).tolist(), draft)[:steps]
+        past = _cropped(answer.past_key_values, len(draft) + 1 - len(found))
+        while len(found) < steps:
+            answer = judge(torch.tensor([[found[-1]]]), past_key_values=past, use_cache=True)
             found.append(int(answer.logits[0, -1].argmax()))
-            fresh = torch.tensor([[found[-1]]])
     return found
 
 
-def sampled(folder: Path, prompt: list[int], steps: int, params: SamplingParams) -> list[int]:
-    """Return `steps` tokens after `prompt` by transformers' logits in float64 and the kernels' sampling of one row."""
-    judge, found, past, fresh = model(folder, "float64"), list[int](), None, torch.tensor([prompt])
+def _agreed(best: list[int], draft: Sequence[int]) -> list[int]:
+    """Return the tokens of `best`, each of which follows those of `draft` before it, up to the first other one."""
+    right = next((place for place, token in enumerate(draft) if token != best[place]), len(draft))
+    return best[: right + 1]
+
+
+def _cropped(past: Any, spare: int) -> Any:
+    """Return transformers' cache without its last `spare` tokens."""
+    if spare:
+        past.crop(-spare)
+    return past
+
+
+def sampled(
+    folder: Path, prompt: list[int], steps: int, params: SamplingParams, draft: Sequence[int] = ()
+) -> list[int]:
+    """Return `steps` tokens after `prompt` by transformers' logits in float64 and the kernels' sampling of one row.
+
+    `draft`: as for `greedy`.
+    """
+    judge = model(folder, "float64")
     with torch.inference_mode():
-        for position in range(len(prompt), len(prompt) + steps):
-            answer = judge(fresh, past_key_values=past, use_cache=True)
-            past = answer.past_key_values
-            adjustment = Adjustment(
-                np.array(prompt), np.array(found, np.int64), params.min_p, params.presence_penalty,
-                params.frequency_penalty, params.repetition_penalty, params.logit_bias or {}, params.bad_words_ids,
-                params.allowed_token_ids,
-            )  # fmt: skip
-            inputs = SamplingInputs(
-                [params.temperature], [params.top_p], [params.top_k], [params.seed or 0], [0], [position],
-                adjustments={0: adjustment},
-            )  # fmt: skip
-            found.append(int(sampling.sample(answer.logits[:, -1], inputs).tokens))
-            fresh = torch.tensor([[found[-1]]])
+        answer = judge(torch.tensor([[*prompt, *draft]]), use_cache=True)
+        logits = answer.logits[0, len(prompt) - 1 :]
+        best = [_sample(row, prompt, draft[:place], params) for place, row in enumerate(logits)]
+        found = _agreed(best, draft)[:steps]
+        past = _cropped(answer.past_key_values, len(draft) + 1 - len(found))
+        while len(found) < steps:
+            answer = judge(torch.tensor([[found[-1]]]), past_key_values=past, use_cache=True)
+            found.append(_sample(answer.logits[0, -1], prompt, found, params))
     return found
+
+
+def _sample(logits: torch.Tensor, prompt: list[int], output: Sequence[int], params: SamplingParams) -> int:
+    """Return the token that follows `output`, of one row of logits."""
+    adjustment = Adjustment(
+        np.array(prompt), np.array(output, np.int64), params.min_p, params.presence_penalty,
+        params.frequency_penalty, params.repetition_penalty, params.logit_bias or {}, params.bad_words_ids,
+        params.allowed_token_ids,
+    )  # fmt: skip
+    inputs = SamplingInputs(
+        [params.temperature], [params.top_p], [params.top_k], [params.seed or 0], [0], [len(prompt) + len(output)],
+        adjustments={0: adjustment},
+    )  # fmt: skip
+    return int(sampling.sample(logits.unsqueeze(0), inputs).tokens)
 
 
 def assert_as_near(folder: Path, dtype: str, prompts: list[list[int]], samples: list[Any]) -> None:

@@ -84,7 +84,7 @@ async def holding_on(op: Operator, name: str, least: int, folder: Path) -> None:
     tokens = (await op.written(name, least + STEPS))[: least + STEPS]
     await op.abort(name)
     assert len(tokens) == least + STEPS
-    assert tokens == await reference.greedy_aside(folder, PROMPT, len(tokens))
+    assert tokens == await reference.greedy_aside(folder, PROMPT, len(tokens), draft=tokens)
 
 
 @pytest.mark.parametrize("load", [False, True], ids=["idle", "load"])
