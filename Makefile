@@ -18,7 +18,8 @@ test: $(VENV)/.test
 	@$(MAKE) --no-print-directory -j3 --output-sync=target check unit end-to-end
 
 # Of 14,000 modules pip would compile all, one by one; tests import a tenth, and each first import writes its own.
-test: PIP += --no-compile
+# Its resolver has looked for conflicts; the look at the end is another one at all that is there, some seconds of a core.
+test: PIP += --no-compile --no-warn-conflicts
 
 # Some machines have Python write no bytecode: each of hundreds of engine processes would compile all sources.
 test unit end-to-end: export PYTHONDONTWRITEBYTECODE :=
@@ -56,8 +57,9 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 # pip keeps one core busy. So some wheels are unpacked beside torch, which needs none of them; the last call of pip adds
 # what they depend on. Then the other core runs tests of kernels, for their machine code and for torch's bytecode.
-BESIDE := iniconfig llvmlite mypy numba numpy packaging pluggy Pygments pytest pytest-asyncio pytest-timeout ray \
-  transformers
+# hatchling and what it needs build this package without an environment of their own, which takes two further pips.
+BESIDE := editables hatchling iniconfig llvmlite mypy numba numpy packaging pathspec pluggy Pygments pytest \
+  pytest-asyncio pytest-timeout ray transformers trove-classifiers
 $(VENV)/.beside: $(VENV)/bin/python constraints.txt
 	@$(PIP) --no-deps $(BESIDE)
 	@touch $@
@@ -65,7 +67,7 @@ $(VENV)/.beside: $(VENV)/bin/python constraints.txt
 $(VENV)/.test: $(VENV)/bin/python constraints.txt pyproject.toml
 	@$(MAKE) --no-print-directory -j2 PIP='$(PIP)' $(VENV)/.torch $(VENV)/.beside
 	@PYTHONPATH=kernels:engine $(BIN)/python -m pytest -p no:cacheprovider tests/kernels/test_vectors.py >/dev/null 2>&1 & \
-	  $(PIP) -e '.[engine,serve,ray,dev]'; code=$$?; wait; exit $$code
+	  $(PIP) --no-build-isolation -e '.[engine,serve,ray,dev]'; code=$$?; wait; exit $$code
 	@touch $@ $(VENV)/.demo
 
 clean:
