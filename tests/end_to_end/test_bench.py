@@ -97,26 +97,22 @@ def test_a_plan_for_cards_that_are_not_here() -> None:
     assert ran.returncode == 8 and ran.stdout.splitlines()[-1] == "no layout fits"
 
 
-def test_a_workload_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    ran = bench("tiny", "--workload", "sampled", "--scale", "0.05", "--rounds", "1", "--json")
-    assert ran.returncode == 0, ran.stderr
-    first, timed, *_ = map(json.loads, ran.stdout.splitlines())
-    assert first["requests"] == 13 and timed["engine_tok_s"] > 0
+def test_a_workload_has_its_own_requests() -> None:
     assert bench("tiny", "--workload", "single", "--requests", "4").stderr == (
         "error: --workload single has its own requests; leave --requests away\n"
     )
 
 
-def test_the_same_requests_in_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_by_name_and_the_same_requests_in_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for vLLM, which makes its tokens in no time."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     install(tmp_path, monkeypatch)
-    ran = bench("tiny", "--workload", "sixteen", "--scale", "0.1", "--beside", "vllm", "--rounds", "1", "--json")
+    ran = bench("tiny", "--workload", "sampled", "--scale", "0.05", "--beside", "vllm", "--rounds", "1", "--json")
     assert ran.returncode == 0, ran.stderr
-    _, pair, whole = map(json.loads, ran.stdout.splitlines())
+    first, pair, whole = map(json.loads, ran.stdout.splitlines())
+    assert first["requests"] == 13
     assert pair["vllm_tok_s"] > pair["engine_tok_s"] > 0
     assert (whole["rounds"], whole["vllm"]) == (1, "0.0.fake") and 0 <= whole["ratio"] < 1
     warm, round_ = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert len(warm[1]) == len(round_[1]) == 2
+    assert (len(warm[1]), len(round_[1])) == (8, 13), "a few requests warm it up"
     assert ran.stderr.splitlines()[-1].startswith("ratio")
