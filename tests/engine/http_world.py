@@ -16,6 +16,7 @@ from ppengine.common.config import EngineConfig, HttpConfig, ModelConfig, Profil
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.service import Service
@@ -62,7 +63,7 @@ class ScriptedLink:
     silent: bool = False
     open_requests: int = 0
 
-    async def submit(self, submissions: list[Submit], owner: str) -> tuple[Added, list[Followed]]:
+    async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
         self.submitted += submissions
         followed = []
         for one in submissions:
@@ -117,8 +118,10 @@ class HttpWorld:
         )  # fmt: skip
         self.model = ScriptedLink(Tokenizer.load(TINY))
         self.renderer = ScriptedRenderer()
-        service = Service(config, cast(FrontLink, self.model), cast(ChatRenderer, self.renderer), 100)
-        app = Routes(service, ApiKeys(keys or {}), ClientStats()).app()
+        stats = ClientStats()
+        renderer = cast(ChatRenderer, self.renderer)
+        service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
+        app = Routes(service, ApiKeys(keys or {}), stats).app()
         url = "http://engine"
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)
