@@ -28,7 +28,7 @@ from ppconsole.view import (
     timeline,
     wording,
 )
-from ppconsole.view.cells import cut, fit, text_of, width_of, wrap
+from ppconsole.view.cells import cut, fit, id_text, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
@@ -509,3 +509,19 @@ def test_figures_above_an_objective_are_yellow():
 
     assert yellow(Latency(slo=slo)) == [["50ms"], ["210ms"], []]
     assert yellow(Latency()) == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("r-8f2c", "r-8f2c"),
+        ("cmpl-12345", "cmpl-12345"),
+        ("chatcmpl-3db0bdf8b2a1", "…0bdf8b2a1"),
+        ("chatcmpl-trace-42-c0de.1", "…42-c0de.1"),
+        ("resp_3db0bdf8b2a1", "…0bdf8b2a1"),
+        ("a-long-id-of-a-user", "a-long-id-of-a-user"),
+    ],
+)
+def test_ids_over_http_show_their_end(name, shown):
+    """All of them begin alike; other ids keep their beginning, which their user chose."""
+    assert id_text(name, 10) == shown

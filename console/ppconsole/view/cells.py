@@ -25,6 +25,7 @@ class Row(NamedTuple):
 
 EMPTY = Row(())
 _JOINER = "\u200d"
+_HTTP_IDS = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 """At the end of a text it would join what follows to it, and so take a cell away."""
 
 
@@ -70,6 +71,13 @@ def fit(text: str, width: int, align: str = "<") -> str:
     short = cut(clean(text), width).rstrip(_JOINER)
     pad = " " * (width - width_of(short))
     return pad + short if align == ">" else short + pad
+
+
+def id_text(name: str, width: int) -> str:
+    """Return the id of a request for a column of `width`: of a long one over HTTP the end, as all begin alike."""
+    if len(name) <= width or not name.startswith(_HTTP_IDS):
+        return name
+    return f"…{name[len(name) - width + 1 :]}"
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -19,6 +19,7 @@ from ppconsole.view.cells import (
     Row,
     Seg,
     fit,
+    id_text,
     place,
     row,
     sorted_header,
@@ -61,16 +62,18 @@ def rows(
     """Return the header and the rows `[top, top + height)` of `arranged`. Only visible rows are formatted."""
     placed = place(COLUMNS, width)
     lines = [sorted_header(placed, *order, {})]
+    id_width = next(each.width for each in placed if each.column.key == "id")
     for request in arranged[top : top + height]:
         mine = key_of(request) == selected
-        lines.append(table_row(placed, _cells(request, mine), fill="select" if mine else ""))
+        cells = _cells(request, id_text(request.id, id_width), mine)
+        lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
 
-def _cells(request: FinishedInfo, selected: bool) -> dict[str, Cell]:
+def _cells(request: FinishedInfo, name: str, selected: bool) -> dict[str, Cell]:
     return {
         "mark": (">" if selected else " ", "accent"),
-        "id": (request.id, "strong"),
+        "id": (name, "strong"),
         "owner": (request.owner, "dim"),
         "ended": (age_text(request.ended_s), ""),
         "took": (age_text(request.took_s), ""),

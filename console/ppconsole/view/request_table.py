@@ -22,6 +22,7 @@ from ppconsole.view.cells import (
     Seg,
     cut,
     fit,
+    id_text,
     place,
     row,
     sorted_header,
@@ -93,10 +94,12 @@ def rows(
         text = "no request matches the filter; / changes it" if some else "no requests; i writes a prompt"
         return [*lines, row((fit(f"  {text}", width), "dim"))]
     where = wording.locate(snapshot)
+    id_width = next(each.width for each in placed if each.column.key == "id")
     for request in arranged[top : top + height]:
         mine = request.id == selected
         sign = CURSOR[mine, request.id in marked]
-        cells = _cells(request, where, sign, width >= _WIDE_FROM, snapshot.latency.slo)
+        name = id_text(request.id, id_width)
+        cells = _cells(request, name, where, sign, width >= _WIDE_FROM, snapshot.latency.slo)
         lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
@@ -137,9 +140,12 @@ def late(slo: SloInfo | None, ttft_s: float | None, itl_ms: float | None) -> tup
 
 
 def _cells(
-    request: RequestInfo, where: dict[int, int], sign: str, in_words: bool, slo: SloInfo | None
+    request: RequestInfo, name: str, where: dict[int, int], sign: str, in_words: bool, slo: SloInfo | None
 ) -> dict[str, Cell]:
-    """Return the cells of one request row. `sign`: of `CURSOR`. `in_words`: the state as a whole word."""
+    """Return the cells of one request row.
+
+    `name`: its id as it fits. `sign`: of `CURSOR`. `in_words`: the state as a whole word.
+    """
     first_late, slow = late(slo, request.ttft_s, request.itl_ms)
     mark = request_mark(request.state)
     faint = "dim" if request.state == "finished" else ""
@@ -148,7 +154,7 @@ def _cells(
     waits = request.state in ("waiting", "swapped") and request.why is not None
     return {
         "mark": (sign, "accent"),
-        "id": (request.id, faint or "strong"),
+        "id": (name, faint or "strong"),
         "owner": (request.owner, "dim"),
         "state": (request.state, mark.style) if in_words else mark,
         "age": (age_text(request.age_s), faint),
