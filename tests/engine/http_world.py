@@ -19,6 +19,7 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.key_limits import KeyLimits
 from ppengine.http.service import Service
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Logprob
@@ -110,7 +111,9 @@ class ScriptedRenderer:
 class HttpWorld:
     """An application, the script of its model, and clients of both vendors. Use it in an `async with`."""
 
-    def __init__(self, http: HttpConfig, keys: dict[bytes, str] | None = None, key: str = "none") -> None:
+    def __init__(
+        self, http: HttpConfig, keys: ApiKeys | None = None, key: str = "none", limits: KeyLimits | None = None
+    ) -> None:
         config = EngineConfig(
             id="e", name="t", epoch="epoch", profile=Profile(name="t", model=ModelConfig(path=str(TINY)), http=http),
             model_path=str(TINY), model_type="opt", layers=[(0, 1)], max_model_len=4096, run_dir="/r", ring_dir="/d",
@@ -121,7 +124,7 @@ class HttpWorld:
         stats = ClientStats()
         renderer = cast(ChatRenderer, self.renderer)
         service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
-        app = Routes(service, ApiKeys(keys or {}), stats).app()
+        app = Routes(service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats).app()
         url = "http://engine"
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)

@@ -9,6 +9,7 @@ import anthropic
 import openai
 import pytest
 from http_world import ASK, HTTP, PARAMETERS, SCRIPTS, TOOL, HttpWorld, world
+from ppengine.http.api_keys import ApiKeys
 from published_schemas import errors, event_errors
 
 FLAT = {"type": "function", "name": "weather", "parameters": PARAMETERS}
@@ -224,7 +225,7 @@ async def test_a_request_that_is_lost_ends_its_answer_with_an_error(path: str) -
 
 
 async def test_keys_come_in_either_header() -> None:
-    keys = {b"k" * 20: "ann"}
+    keys = ApiKeys({b"k" * 20: "ann"})
     async with HttpWorld(HTTP, keys, key="k" * 20) as one:
         one.model.text = "Fine."
         assert (await one.anthropic.messages.create(model="tiny", max_tokens=9, messages=ASK)).stop_reason == "end_turn"

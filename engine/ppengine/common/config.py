@@ -151,7 +151,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that share the port."""
     keys: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    """File of API keys, a line each as `NAME KEY`, beside PPCONSOLE_API_KEY; null: that one alone, or none."""
+    """File of API keys, a line each as `NAME KEY [LIMIT=N ...]`, beside PPCONSOLE_API_KEY; null: that one, or none.
+
+    Limits are `requests_per_minute`, `tokens_per_minute` and `concurrent`; keys of one name share them.
+    """
     most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
     """Requests that may be open at once in each process; later ones are refused with status 429."""
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45"] = "auto"

@@ -21,8 +21,10 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import FrontLink
+from ppengine.http.key_limits import KeyLimits
 from ppengine.http.reporting import report
 from ppengine.http.service import Service
+from ppengine.http.shared_use import SharedUse
 
 log = logging.getLogger("ppengine.http")
 
@@ -48,11 +50,12 @@ def main() -> int:
         # The supervisor has seen the setting, not the file.
         keys.check(address)
         listener = listen(address)
+        use = use_of(config, arguments.role, keys)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(config, arguments.role, keys, listener))
+        runner.run(serve(config, arguments.role, keys, KeyLimits(keys.limits, use), listener))
     return 0
 
 
@@ -67,15 +70,21 @@ def listen(address: HttpAddress) -> socket.socket:
     return listener
 
 
-async def serve(config: EngineConfig, role: str, keys: ApiKeys, listener: socket.socket) -> None:
+def use_of(config: EngineConfig, role: str, keys: ApiKeys) -> SharedUse | None:
+    """Return the counts by which limits of keys hold for all processes, None without limits. Raises OSError."""
+    names = sorted(keys.limits)
+    return SharedUse(Path(config.ring_dir), role, config.http_roles, names) if names else None
+
+
+async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimits, listener: socket.socket) -> None:
     """Serve until a signal comes."""
     http = config.profile.http
     stats = ClientStats()
-    limits = ClientLimits(stats)
-    link = FrontLink(config.endpoint("front"), role, lambda state: limits.take(state.rules))
+    rules = ClientLimits(stats)
+    link = FrontLink(config.endpoint("front"), role, lambda state: rules.take(state.rules))
     renderer = ChatRenderer(config, role)
-    service = Service(config, link, renderer, limits, http.most_open)
-    app = Routes(service, keys, stats).app()
+    service = Service(config, link, renderer, rules, http.most_open)
+    app = Routes(service, keys, limits, stats).app()
     server = uvicorn.Server(
         uvicorn.Config(
             app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,

@@ -40,13 +40,14 @@ class ApiError(Exception):
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.status, self.retry_after_s = status, retry_after_s
+        self.more_headers: dict[str, str] = {}
         self.body = ErrorBody(message=one_line(message, TEXT_MOST), type=kind, param=param, code=code)
 
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
         found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+        return found | self.more_headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
     def encode(self) -> bytes:
         """Return the body."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from ppengine.common.config import ConfigError
 from ppengine.common.http_address import KEY_VARIABLE, HttpAddress
 from ppengine.http.api_errors import ApiError
+from ppengine.http.key_limits import MOST, KeyLimit
 
 _BYTES_MOST = 2**20
 KEY_LEAST = 16
@@ -16,22 +17,22 @@ KEY_LEAST = 16
 
 
 class ApiKeys:
-    """Names by key. Every comparison takes the same time, however much of a key is right."""
+    """Names by key, and limits by name. Every comparison takes the same time, however much of a key is right."""
 
-    def __init__(self, names: dict[bytes, str]) -> None:
-        self._names = names
+    def __init__(self, names: dict[bytes, str], limits: dict[str, KeyLimit] | None = None) -> None:
+        self._names, self.limits = names, limits or {}
 
     @classmethod
     def load(cls, path: str | None) -> ApiKeys:
-        """Read the file `path`, a key a line as `NAME KEY`, and the environment. Raises ConfigError."""
-        names = {} if path is None else _read(Path(path))
+        """Read the file `path`, a key a line as `NAME KEY [LIMIT=N ...]`, and the environment. Raises ConfigError."""
+        names, limits = ({}, {}) if path is None else _read(Path(path))
         if path is not None and not names:
             raise ConfigError(f"http.keys: {path} has no key; write a line each as NAME KEY")
         if key := os.environ.get(KEY_VARIABLE, ""):
             if len(key) < KEY_LEAST:
                 raise ConfigError(f"{KEY_VARIABLE} has {len(key)} characters; a key has {KEY_LEAST} or more")
             names[key.encode()] = "api"
-        return cls(names)
+        return cls(names, limits)
 
     def check(self, address: HttpAddress) -> None:
         """Raise ConfigError for an address that other hosts can reach, without a key."""
@@ -54,7 +55,7 @@ class ApiKeys:
         return found[0]
 
 
-def _read(path: Path) -> dict[bytes, str]:
+def _read(path: Path) -> tuple[dict[bytes, str], dict[str, KeyLimit]]:
     try:
         info = path.stat()
         # Kubernetes mounts a secret as root's, for the group of the pod.
@@ -64,13 +65,30 @@ def _read(path: Path) -> dict[bytes, str]:
             lines = file.read(_BYTES_MOST).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"http.keys: {path} cannot be read: {error}") from None
-    names = {}
+    names, limits = dict[bytes, str](), dict[str, KeyLimit]()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) != 2 or len(words[1]) < KEY_LEAST:
+        place = f"http.keys: {path}, line {number}"
+        if len(words) < 2 or len(words[1]) < KEY_LEAST:
             right = f"write NAME KEY, with a key of {KEY_LEAST} characters or more"
-            raise ConfigError(f"http.keys: {path}, line {number}: {right}")
+            raise ConfigError(f"{place}: {right}")
         names[words[1].encode()] = words[0]
-    return names
+        limit = _limit(words[2:], place)
+        if limits.setdefault(words[0], limit) != limit:
+            raise ConfigError(f"{place}: {words[0]} has other limits in a line before; keys of one name share them")
+    return names, {name: limit for name, limit in limits.items() if limit != KeyLimit()}
+
+
+def _limit(words: list[str], place: str) -> KeyLimit:
+    """Return the limits in the rest of a line. Raises ConfigError."""
+    given = dict[str, int]()
+    for word in words:
+        name, _, text = word.partition("=")
+        number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) else 0
+        if name not in KeyLimit.__struct_fields__ or name in given or not 1 <= number <= MOST:
+            right = f"{', '.join(KeyLimit.__struct_fields__)}, each once, as NAME=N with N from 1 to {MOST}"
+            raise ConfigError(f"{place}: {word[:80]} is no limit; there are {right}")
+        given[name] = number
+    return KeyLimit(**given)

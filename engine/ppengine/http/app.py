@@ -20,6 +20,7 @@ from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRe
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.generation_response import GenerationResponse, error_response, json_response, read_body
+from ppengine.http.key_limits import KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
@@ -43,8 +44,8 @@ _Handler = Callable[[Request, Caller], Awaitable[Response]]
 class Routes:
     """Handlers of one service."""
 
-    def __init__(self, service: Service, keys: ApiKeys, stats: ClientStats) -> None:
-        self._service, self._keys, self._stats = service, keys, stats
+    def __init__(self, service: Service, keys: ApiKeys, limits: KeyLimits, stats: ClientStats) -> None:
+        self._service, self._keys, self._limits, self._stats = service, keys, limits, stats
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -57,7 +58,8 @@ class Routes:
             "/v1/models": self.models, "/v1/models/{name:path}": self.model, "/version": self.version,
             "/load": self.load,
         }  # fmt: skip
-        routes = [Route(path, self._guarded(path, handler), methods=["POST"]) for path, handler in posts.items()]
+        guarded = {path: self._guarded(path, handler, limited=True) for path, handler in posts.items()}
+        routes = [Route(path, handler, methods=["POST"]) for path, handler in guarded.items()]
         routes += [Route(path, self._guarded(path, handler), methods=["GET"]) for path, handler in gets.items()]
         routes += [Route(path, self._probe(_ALIVE), methods=["GET"]) for path in ("/health", "/ping")]
         routes.append(Route("/metrics", self.metrics, methods=["GET"]))
@@ -165,17 +167,21 @@ class Routes:
             return "the engine core does not answer"
         return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
 
-    def _guarded(self, route: str, handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(
+        self, route: str, handler: _Handler, *, limited: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
         """Return `handler` behind the check of the key, and count the call by its end."""
         body = _error_form(route)
 
         async def guarded(request: Request) -> Response:
+            name = NO_KEY
             try:
                 name = self._keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+                grant = self._limits.enter(name) if limited else None
             except ApiError as error:
-                self._stats.begin(NO_KEY, route).end(error.status)
+                self._stats.begin(name, route).end(error.status)
                 return error_response(error, body)
-            call, status = self._stats.begin(name, route), 500
+            call, status = self._stats.begin(name, route, grant), 500
             response: Response | None = None
             try:
                 response = await handler(request, Caller(name, request.headers.get("x-request-id"), call))
@@ -188,6 +194,10 @@ class Routes:
             finally:
                 if not isinstance(response, GenerationResponse):
                     call.end(status)
+            if grant is not None and isinstance(response, GenerationResponse):
+                response.more_headers = grant.headers()
+            elif grant is not None:
+                response.headers.update(grant.headers())
             return response
 
         return guarded

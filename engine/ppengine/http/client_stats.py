@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import Histogram
+from ppengine.http.key_limits import Grant
 from ppengine.protocol.clients import ClientCounts
 
 SLOW_S = 1.0
@@ -32,8 +33,8 @@ class _Client:
 class Call:
     """One request, from its first byte to the end of its answer."""
 
-    def __init__(self, client: _Client) -> None:
-        self._client = client
+    def __init__(self, client: _Client, grant: Grant | None = None) -> None:
+        self._client, self._grant = client, grant
         self._began = time.monotonic()
         self._events: dict[int, float] = {}
         """Time of the newest event, by choice."""
@@ -45,9 +46,16 @@ class Call:
         client.requests += 1
         client.open.add(self)
 
+    def prompt(self, tokens: int) -> None:
+        """Count the tokens of its prompts."""
+        if self._grant is not None:
+            self._grant.spend(tokens)
+
     def part(self, choice: int, tokens: int) -> None:
         """Count the tokens of one event of a choice."""
         now, client = time.monotonic(), self._client
+        if self._grant is not None:
+            self._grant.spend(tokens)
         client.tokens += tokens
         if not tokens:
             return
@@ -83,6 +91,8 @@ class Call:
         if self not in client.open:
             return
         client.open.discard(self)
+        if self._grant is not None:
+            self._grant.leave()
         client.left += left
         if left or status < 400:
             return
@@ -100,9 +110,9 @@ class ClientStats:
     def __init__(self) -> None:
         self._clients: dict[tuple[str, str], _Client] = {}
 
-    def begin(self, key: str, route: str) -> Call:
-        """Begin a call."""
-        return Call(self._clients.setdefault((key, route), _Client()))
+    def begin(self, key: str, route: str, grant: Grant | None = None) -> Call:
+        """Begin a call; `grant`: its key has limits."""
+        return Call(self._clients.setdefault((key, route), _Client()), grant)
 
     def open_calls(self, key: str) -> list[Call]:
         """Return the calls of an API key that have not ended."""

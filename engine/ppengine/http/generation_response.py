@@ -54,6 +54,7 @@ class GenerationResponse(Response):
         super().__init__()
         self._name, self._answer, self._generations = name, answer, generations
         self._events, self._call, self._status = events, call, 200
+        self.more_headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; abort the generations if the client leaves before its end."""
@@ -77,13 +78,14 @@ class GenerationResponse(Response):
             response = json_response(await whole(self._answer, self._generations, self._call))
         except ApiError as error:
             response, self._status = error_response(error, self._answer.refusal), error.status
-        response.headers["x-request-id"] = self._name
+        response.headers.update({"x-request-id": self._name, **self.more_headers})
         await response(scope, _nothing, send)
 
     async def _send_events(self, send: Send) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"), (b"x-request-id", self._name.encode()),
+            *((name.encode(), value.encode()) for name, value in self.more_headers.items()),
         ]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:

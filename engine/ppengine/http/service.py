@@ -169,6 +169,7 @@ class Service:
         if answer.error:
             text = answer.error.removeprefix("prompt 0: ") if len(prompts) == 1 else answer.error
             raise _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
+        caller.call.prompt(sum(map(len, prompts)))
         return name, [
             Generation(
                 self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,
