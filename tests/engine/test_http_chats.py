@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
+from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.common.config import HttpConfig
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.generation import Generation
@@ -92,6 +93,15 @@ async def test_the_template_gets_tools_calls_results_and_reasoning() -> None:
             "<|tool|>Rain<|assistant|><think>"
         )
         assert one.renderer.texts == [expected]
+
+
+async def test_the_effort_of_reasoning_reaches_the_template() -> None:
+    async with world("Fine.") as one:
+        one.renderer.template = ChatTemplate("{{ reasoning_effort }} {{ enable_thinking }}", {})
+        for body in ({"reasoning_effort": "none"}, {"reasoning_effort": "high"}, {}):
+            await one.post("/v1/chat/completions", {"messages": ASK, **body})
+        await one.post("/v1/responses", {"input": "x", "reasoning": {"effort": "none"}})
+        assert one.renderer.texts == ["none False", "high ", " ", "none False"]
 
 
 async def test_a_choice_that_ends_at_a_stop_text_is_aborted_alone() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ppengine.http.reply.growing_parser import GrowingParser
 from ppengine.http.reply.reasoning_splitter import ReasoningSplitter, begins_inside
 from ppengine.http.reply.reply_events import Event, joined, settled
-from ppengine.http.reply.reply_reader import ReplyFactory, ReplyForm, form_of
-from ppengine.http.reply.tool_parsers import PARSERS
+from ppengine.http.reply.reply_form import PARSERS, ReplyForm, form_of
+from ppengine.http.reply.reply_reader import ReplyFactory
 
 FUNCTIONS = {
     "get": {},
@@ -26,6 +26,10 @@ GLM45 = (
     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris <b>\"é\"\n</b></arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value><arg_key>any</arg_key><arg_value>no JSON</arg_value></tool_call>"
 )  # fmt: skip
+CODER = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n<b>\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
 LLAMA = f'{{"name": "get_weather", "parameters": {PARIS}}}'
 LIST = f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {PARIS}}}, {{"arguments": {{}}, "name": "get"}}]'
 GET = ("get", '{"a": 1}')
@@ -64,6 +68,8 @@ GOOD = [
     ("glm4", "get_weather is a function", "get_weather is a function", []),
     ("glm45", GLM45, "", [("get_weather", '{"city": "Paris <b>\\"é\\"\\n</b>", "days": 3, "any": "no JSON"}')]),
     ("glm45", "<tool_call>get\n</tool_call>\nThere.", "\nThere.", [("get", "{}")]),
+    ("qwen3_coder", CODER, "", [("get_weather", '{"city": "Paris\\n<b>\\n", "days": 3}')]),
+    ("qwen3_coder", "I look.\n<tool_call><function=get></function>", "I look.", [("get", "{}")]),
 ]  # fmt: skip
 BAD = [
     ("hermes", "<tool_call>{'name': 'get'}</tool_call>"),
@@ -77,6 +83,7 @@ BAD = [
     ("llama3", '{"name": "Ann", "parameters": {}}'),
     ("mistral", "[TOOL_CALLS]nothing{}"),
     ("glm4", "get_weather\n[]"),
+    ("qwen3_coder", "<tool_call><function=get>\n<parameter=a>1</function></tool_call>"),
     ("glm45", "<tool_call>get<arg_key>a</arg_key><arg_value>x"),
     ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>x</tool_call>"),
 ]
@@ -118,7 +125,8 @@ WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>",
     "</arg_value>", "get", "get_weather", "city", '{"name": "get", ', '"arguments": ', '"parameters": ', "{}", "}",
     "]", "[", ";", ",", " ", "\n", "[ARGS]", "[CALL_ID]", '"', "\\", "\\u12", "1e", "<think>", "</think>", "x", "é",
-    "<", "{", HERMES, GLM45, LLAMA, LIST,
+    "<", "{", HERMES, GLM45, LLAMA, LIST, CODER,
+    "<function=", ">", "<parameter=", "</parameter>", "</function>",
 ]  # fmt: skip
 
 
@@ -148,6 +156,7 @@ def test_reasoning_is_split_from_the_reply() -> None:
 def test_a_template_says_how_its_model_writes() -> None:
     for template, name in (
         ("<tool_call>{{ tool_call | tojson }}</tool_call>", "hermes"), ("<tool_call><arg_key>", "glm45"),
+        ("<tool_call>\n<function=", "qwen3_coder"),
         ("Environment: ipython", "llama3"), ("[TOOL_CALLS]", "mistral"), ("<|observation|>", "glm4"),
     ):  # fmt: skip
         assert form_of(template, "auto", "auto") == ReplyForm(tool_parser=PARSERS[name])

@@ -157,7 +157,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
     most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
     """Requests that may be open at once in each process; later ones are refused with status 429."""
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45"] = "auto"
+    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45", "qwen3_coder"] = "auto"
     """Form in which the model writes tool calls; auto: the one that its chat template shows."""
     reasoning: Literal["auto", "none", "think"] = "auto"
     """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""

@@ -60,6 +60,14 @@ class ChatRequest(CommonFields, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    """A name for the chat template. `none` asks it for no reasoning, others do as much as it makes of them."""
+
+    def template_options(self) -> dict[str, Any]:
+        """Return further names for the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        thinking = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return effort | thinking | (self.chat_template_kwargs or {})
 
     def wanted_logprobs(self) -> int | None:
         """Return how many of the best log-probabilities are wanted a token; None: none. Raises ApiError."""
@@ -83,6 +91,10 @@ class TokenizeRequest(Body, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     return_token_strs: bool | None = None
+
+    def template_options(self) -> dict[str, Any]:
+        """Return further names for the chat template."""
+        return self.chat_template_kwargs or {}
 
 
 class DetokenizeRequest(Body, kw_only=True):

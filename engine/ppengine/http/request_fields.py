@@ -30,7 +30,6 @@ _NO_OP: dict[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

@@ -16,7 +16,7 @@ _INCLUDED = ("reasoning.encrypted_content",)
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """How much to reason: the effort `none` asks the chat template for no reasoning, others change nothing."""
+    """How much to reason: see `ChatRequest.reasoning_effort`. There are no summaries."""
 
     effort: str | None = None
     summary: str | None = None
@@ -108,9 +108,6 @@ class ResponsesRequest(Body, kw_only=True):
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat. Raises ApiError."""
         self._check()
-        options = dict(self.chat_template_kwargs or {})
-        if self.reasoning is not None and self.reasoning.effort == "none":
-            options.setdefault("enable_thinking", False)
         choice: ToolChoice | None
         if isinstance(self.tool_choice, ResponsesNamedTool):
             choice = NamedTool(type="function", function=NamedFunction(self.tool_choice.name))
@@ -129,7 +126,8 @@ class ResponsesRequest(Body, kw_only=True):
             model=self.model, messages=self._messages(), max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
             repetition_penalty=self.repetition_penalty, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos,
-            stream=self.stream, user=self.user, priority=self.priority, chat_template_kwargs=options or None,
+            stream=self.stream, user=self.user, priority=self.priority, chat_template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             tools=tools or None, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls,
         )  # fmt: skip
 

@@ -24,7 +24,8 @@ from ppengine.http.client_stats import Call
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.reply.reasoning_splitter import begins_inside
-from ppengine.http.reply.reply_reader import ReplyFactory, form_of
+from ppengine.http.reply.reply_form import form_of
+from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
 from ppengine.http.tool_fields import Function, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
@@ -135,7 +136,7 @@ class Service:
             raise invalid("messages is an empty list; give at least one message", "messages")
         chat = Chat(
             messages=[one.for_template() for one in request.messages], tools=for_template(functions),
-            add_generation_prompt=request.add_generation_prompt, options=request.chat_template_kwargs or {},
+            add_generation_prompt=request.add_generation_prompt, options=request.template_options(),
         )  # fmt: skip
         return await self._renderer.render(chat, min(CHAT_MOST, self._characters))
 

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppengine.http.reply import reasoning_splitter
 from ppengine.http.reply.reasoning_splitter import ReasoningSplitter
 from ppengine.http.reply.reply_events import Event, joined
-from ppengine.http.reply.tool_parsers import PARSERS, Functions, ToolParser, special_texts
+from ppengine.http.reply.reply_form import ReplyForm
+from ppengine.http.reply.tool_parsers import Functions, ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplyForm:
-    """How a model writes replies. Both None: all is content."""
-
-    tool_parser: type[ToolParser] | None = None
-    reasons: bool = False
-
-    @property
-    def special(self) -> Sequence[str]:
-        """Texts that are read, even if they are special tokens."""
-        tools = () if self.tool_parser is None else special_texts(self.tool_parser)
-        return (*tools, *((reasoning_splitter.BEGIN, reasoning_splitter.END) if self.reasons else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +45,6 @@ class ReplyFactory:
     @property
     def _calls(self) -> bool:
         return self.form.tool_parser is not None and bool(self.functions)
-
-
-def form_of(template: str | None, tools: str, reasoning: str) -> ReplyForm:
-    """Return the form of a checkpoint's replies by its chat template, unless the profile names it.
-
-    `tools` and `reasoning` are `http.tool_parser` and `http.reasoning`.
-    """
-    template = template or ""
-    name = _by_template(template) if tools == "auto" else tools
-    reasons = reasoning_splitter.BEGIN in template if reasoning == "auto" else reasoning == "think"
-    return ReplyForm(tool_parser=PARSERS.get(name), reasons=reasons)
-
-
-_BY_TEMPLATE = (
-    ("glm45", ("<arg_key>",)),
-    ("hermes", ("<tool_call>",)),
-    ("llama3", ("<|python_tag|>", "Environment: ipython")),
-    ("mistral", ("[TOOL_CALLS]",)),
-    ("glm4", ("<|observation|>",)),
-)
-"""Parsers by texts of which a chat template has one: it teaches its model the form. The first that fits is taken."""
-
-
-def _by_template(template: str) -> str:
-    return next((name for name, texts in _BY_TEMPLATE if any(text in template for text in texts)), "none")
 
 
 class ReplyReader:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import msgspec
 
 from ppengine.http.reply.growing_parser import GrowingParser, MalformedError, Step
 
@@ -187,67 +184,3 @@ class Glm4Parser(ToolParser):
             yield from self.arguments()
             self.end_call()
             yield from self.space()
-
-
-class Glm45Parser(ToolParser):
-    """`<tool_call>NAME`, `<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` for each argument: GLM-4.5 and later."""
-
-    markers = ("<tool_call>",)
-
-    def calls(self) -> Step[None]:
-        """Parse one call. Raises MalformedError."""
-        yield from self.space()
-        name = yield from self.one_of(self._names)
-        yield from self.space()
-        properties, before = self._functions[name].get("properties"), "{"
-        while (yield from self.accept("<arg_key>")):
-            key = (yield from self.until("</arg_key>")).strip()
-            yield from self.space()
-            yield from self.expect("<arg_value>")
-            if not self._call_open:
-                self.begin_call(name)
-            self.give("arguments", f"{before}{json.dumps(key, ensure_ascii=False)}: ")
-            yield from self._argument(properties.get(key) if isinstance(properties, dict) else None)
-            before = ", "
-            yield from self.space()
-        yield from self.expect("</tool_call>")
-        if not self._call_open:
-            self.begin_call(name)
-        self.give("arguments", "{}" if before == "{" else "}")
-        self.end_call()
-
-    def _argument(self, schema: object) -> Step[None]:
-        """Parse the value of an argument: plain text if its schema says so, otherwise JSON, or else text again."""
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        if kind != "string":
-            text = yield from self.until("</arg_value>")
-            try:
-                msgspec.json.decode(text)
-            except (msgspec.DecodeError, RecursionError):
-                text = json.dumps(text, ensure_ascii=False)
-            self.give("arguments", text.strip())
-            return
-        self.give("arguments", '"')
-        while not (yield from self.accept("</arg_value>")):
-            if not (yield from self.char()):
-                raise MalformedError
-            end = self._text.find("<", self._at + 1)
-            self._at = len(self._text) if end < 0 else end
-            text = self._text[self._given : self._at]
-            self.give("arguments", json.dumps(text, ensure_ascii=False)[1:-1])
-        self.give("arguments", '"')
-
-
-PARSERS: dict[str, type[ToolParser]] = {
-    "hermes": HermesParser,
-    "llama3": Llama3Parser,
-    "mistral": MistralParser,
-    "glm4": Glm4Parser,
-    "glm45": Glm45Parser,
-}
-"""Parsers by the names that `http.tool_parser` takes."""
-
-
-def special_texts(parser: type[ToolParser]) -> Sequence[str]:
-    """Return the texts of the special tokens that a parser reads."""
-    return (*parser.markers, *parser.special)
