@@ -293,7 +293,7 @@ _CLIENTS = (
         key=Key("b", "limit", "limit its requests"),
     ),
     Row(
-        "kick", "abort the open requests of an API key and close its streams", (_CLIENT,), "client",
+        "kick", "abort requests of an API key and close its streams", (_CLIENT,), "client",
         more="Streams end with finish_reason abort. Those whose client does not read are cut a second later.",
         key=Key("X", "kick", "abort its requests, close its streams"),
     ),
