@@ -25,6 +25,7 @@ from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.kinds import range_text
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Snapshot
+from ppengine.protocol.structured_outputs import StructuredOutputsParams
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 96
@@ -111,6 +112,7 @@ def profile_page() -> str:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             parts.append(_struct(kind, f"`{name}`", defaults=True, prefix=f"{name}."))
     parts.append(_struct(SamplingParams, "`SamplingParams`", defaults=True))
+    parts.append(_struct(StructuredOutputsParams, "`structured_outputs`", defaults=True))
     return "\n".join(parts)
 
 

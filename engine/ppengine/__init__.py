@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ppengine.offline.llm import LLMEngine as LLMEngine
     from ppengine.offline.llm import RequestOutput as RequestOutput
     from ppengine.protocol.sampling import SamplingParams as SamplingParams
+    from ppengine.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "LLM": "ppengine.offline.llm",
@@ -20,8 +21,9 @@ _HOMES = {
     "RequestOutput": "ppengine.offline.llm",
     "EngineError": "ppengine.offline.launch",
     "SamplingParams": "ppengine.protocol.sampling",
+    "StructuredOutputsParams": "ppengine.protocol.structured_outputs",
 }
-__all__ = ["LLM", "EngineError", "LLMEngine", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "EngineError", "LLMEngine", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> object:

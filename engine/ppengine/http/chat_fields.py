@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from ppengine.http.api_errors import invalid
-from ppengine.http.request_fields import Body, CommonFields
+from ppengine.http.body import Body
+from ppengine.http.request_fields import CommonFields
 from ppengine.http.tool_fields import Tool, ToolCall, ToolChoice
 from ppengine.protocol.sampling import SamplingParams
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ppengine.http.api_errors import invalid
+from ppengine.http.body import Body
 from ppengine.http.chat_fields import ChatRequest, Message
-from ppengine.http.request_fields import Body
 from ppengine.http.tool_fields import CalledFunction, Function, NamedFunction, NamedTool, Tool, ToolCall, ToolChoice
 
 

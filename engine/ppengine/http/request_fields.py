@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from ppengine.http.api_errors import ApiError, invalid
+from ppengine.http.body import Body
+from ppengine.http.structured_fields import StructuredFields
 from ppengine.protocol.sampling import SamplingParams
 
 T = TypeVar("T", bound="Body")
-
-_IGNORED = frozenset({
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store",
-})  # fmt: skip
-"""Fields of OpenAI that say nothing about the tokens."""
-_NO_OP: dict[str, tuple[object, ...]] = {
-    "add_special_tokens": (False,),
-    "audio": (),
-    "detokenize": (True,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Fields that this server does not have, with the values, beside null, that change nothing."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -52,16 +24,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     """Send it in each event, too."""
 
 
-class Body(msgspec.Struct, kw_only=True):
-    """Every body. A null is the default, as OpenAI has it."""
-
-    ignored: ClassVar[Collection[str]] = _IGNORED
-    no_op: ClassVar[Mapping[str, tuple[object, ...]]] = _NO_OP
-
-    model: str | None = None
-
-
-class CommonFields(Body, kw_only=True):
+class CommonFields(StructuredFields, kw_only=True):
     """Fields that completions and chats share."""
 
     n: int | None = None
@@ -97,6 +60,7 @@ class CommonFields(Body, kw_only=True):
                 f"best_of is {self.best_of}; it must be n ({self.n or 1}): ask for n continuations", "best_of"
             )
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given["structured_outputs"] = self.constraint()
         try:
             # Checked with their texts, and sent without them: the core has token ids alone.
             whole = SamplingParams(**given, stop=self.stops(), max_tokens=most_tokens, logprobs=logprobs)

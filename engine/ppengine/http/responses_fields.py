@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ppengine.http.api_errors import ApiError, invalid
+from ppengine.http.body import Body
 from ppengine.http.chat_fields import ChatRequest, ContentPart, Message
-from ppengine.http.request_fields import Body, StreamOptions
+from ppengine.http.request_fields import StreamOptions
 from ppengine.http.tool_fields import CalledFunction, Function, NamedFunction, NamedTool, Tool, ToolCall, ToolChoice
 
 _INCLUDED = ("reasoning.encrypted_content",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.kinds import check_kind
+from ppengine.protocol.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_STOPS, MAX_STOP_CHARS = 64, 256
@@ -62,13 +63,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     """Return the log-probabilities of the chosen token and of this many best ones."""
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
+    """The text that the output must be; None: any."""
 
     def __post_init__(self) -> None:
         """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
         if isinstance(self.stop, str):  # vLLM's users may write one without a list
             msgspec.structs.force_setattr(self, "stop", [self.stop])
         for field in _FIELDS:
-            check_kind(field.name, getattr(self, field.name), field.type)
+            if field.name != "structured_outputs":
+                check_kind(field.name, getattr(self, field.name), field.type)
         if not 1 <= self.n <= 64:
             raise ValueError(f"n is {self.n}; it must be 1 to 64")
         if not 0.0 <= self.temperature <= 100.0:
@@ -102,6 +106,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_factors(self)
         _check_bad_words(self)
         _check_tokens(self)
+        _check_structure(self)
 
     @property
     def greedy(self) -> bool:
@@ -143,6 +148,21 @@ def _check_tokens(params: SamplingParams) -> None:
     banned.update(params.stop_token_ids if params.min_tokens else [])
     if allowed is not None and banned.issuperset(allowed):
         raise ValueError("allowed_token_ids has only bad words, or stop tokens before min_tokens; one must be free")
+
+
+def _check_structure(params: SamplingParams) -> None:
+    wanted = params.structured_outputs
+    if wanted is None:
+        return
+    if not isinstance(wanted, StructuredOutputsParams):
+        raise ValueError(f"structured_outputs is {type(wanted).__name__}; it must be StructuredOutputsParams or None")
+    others = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words or params.bad_words_ids),
+    }
+    for name, given in others.items():
+        if given:
+            raise ValueError(f"{name} is given beside structured_outputs; together they may leave no token: use one")
 
 
 def _check_bad_words(params: SamplingParams) -> None:
