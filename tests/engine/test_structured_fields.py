@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from ppengine.http.api_errors import ApiError
-from ppengine.http.request_fields import ChatRequest, CompletionRequest, decode
+from ppengine.http.chat_fields import ChatRequest
+from ppengine.http.request_fields import CompletionRequest, decode
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import Grammar, StructuredOutputsParams, json_schema_outputs
 
