@@ -58,6 +58,8 @@ class ScriptedLink:
     submitted: list[Submit] = field(default_factory=list)
     left: list[Followed] = field(default_factory=list)
     left_samples: list[int] = field(default_factory=list)
+    refusal: Added | None = None
+    """Answer of the core to all requests."""
     state: StateAnswer = field(
         default_factory=lambda: StateAnswer(nonce=0, state="serving", message="", max_model_len=4096, num_blocks=9)
     )
@@ -65,6 +67,8 @@ class ScriptedLink:
     open_requests: int = 0
 
     async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
+        if self.refusal is not None:
+            return self.refusal, []
         self.submitted += submissions
         followed = []
         for one in submissions:

@@ -12,6 +12,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.key_limits import Grant, KeyLimit, KeyLimits
 from ppengine.http.shared_use import SharedUse
+from ppengine.protocol.offline import Added
 
 ROLES = ["http0", "http1"]
 
@@ -119,6 +120,14 @@ async def test_clients_see_their_limits(tmp_path: Path) -> None:
         assert caught.value.code == "rate_limit_exceeded" and int(caught.value.response.headers["retry-after"]) <= 30
         assert len((await one.openai.models.list()).data) == 1, "it generates nothing"
     assert use.own("ann").open == 0, "all have ended"
+
+
+async def test_a_limit_of_an_operator_has_the_same_code() -> None:
+    async with HttpWorld(HTTP) as one:
+        one.model.refusal = Added(nonce=0, requests=[], error="client http has 1 open requests", again_s=7)
+        with pytest.raises(openai.RateLimitError, match="client http") as caught:
+            await one.openai.responses.create(model="tiny", input="x")
+        assert (caught.value.code, caught.value.response.headers["retry-after"]) == ("rate_limit_exceeded", "7")
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ class Service:
         ]
         answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name, caller.name)
         if answer.again_s:
-            raise ApiError(429, "rate_limit_error", answer.error, retry_after_s=answer.again_s)
+            code = "rate_limit_exceeded"
+            raise ApiError(429, "rate_limit_error", answer.error, code=code, retry_after_s=answer.again_s)
         if answer.error and (answer.lost or answer.later):
             raise unavailable(answer.error, 5)
         if answer.error:
