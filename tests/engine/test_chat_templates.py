@@ -76,8 +76,6 @@ BAD = {
     "unknown": ("{{ nothing.more }}", "'nothing' is undefined"),
     "sandbox": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
     "type": ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
-    "endless": (LOOP, "it takes more than 1 s of processor time"),
-    "power": ("{{ 10 ** 1000000000 }}", "it takes more than 1 s of processor time"),
     "memory": ("{{ 'x' * 10**10 }}", "it needs more memory than its process may take"),
     "doubled": ("{% set n = namespace(t='x') %}{% for a in range(60) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
                 "it needs more memory than its process may take"),
@@ -213,6 +211,9 @@ def test_of_a_hundred_chats_ten_are_bad_and_ninety_run(world):
         end = world.last(name)
         if text in bad:
             assert isinstance(end, Refused), text
+            # Such a chat takes some seconds of a core, so these two alone check its limit.
+            slow = end.text == "chat template: it takes more than 1 s of processor time"
+            assert slow == (text in ("loop", "power")), end
         else:
             assert isinstance(end, Outcome) and end.state == "applied", end
             assert world.engine.outputs.get(end.request).prompt_ids == tokens_of(f"{text}!")
