@@ -111,6 +111,7 @@ class Routes:
         """Return the text of tokens."""
         body = decode(await read_body(request), DetokenizeRequest)
         self._service.check_model(body.model)
+        self._service.needs_tokenizer("tokens", "there is none to ask")
         if any(not 0 <= one < 2**31 for one in body.tokens):
             raise invalid("tokens has a number that is no token id", "tokens")
         return json_response(fields.Detokenized(self._service.tokenizer.decode(body.tokens)))

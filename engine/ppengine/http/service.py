@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
 from ppengine.checkpoint.template_source import template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
@@ -59,7 +60,8 @@ class Service:
         self, config: EngineConfig, link: FrontLink, renderer: ChatRenderer, limits: ClientLimits, most_open: int
     ) -> None:
         self.config, self.link = config, link
-        self.tokenizer = Tokenizer.load(Path(config.model_path))
+        absent = config.profile.model.skip_tokenizer
+        self.tokenizer = AbsentTokenizer() if absent else Tokenizer.load(Path(config.model_path))
         self.model = Path(config.model_path).name
         self.created = int(config.started_wall)
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
@@ -75,6 +77,8 @@ class Service:
         if len(prompts) > PROMPTS_MOST:
             raise invalid(f"{len(prompts)} prompts; at most {PROMPTS_MOST} are taken", "prompt")
         special = request.add_special_tokens
+        if any(isinstance(one, str) for one in prompts):
+            self.needs_tokenizer("prompt", "send prompt as token ids")
         ids = [one if isinstance(one, list) else await self._encode(one, special=special) for one in prompts]
         return await self._begin("cmpl-", ids, request, caller)
 
@@ -108,10 +112,16 @@ class Service:
         self.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
+        self.needs_tokenizer("prompt" if request.messages is None else "messages", "there is none to ask")
         if request.prompt is not None:
             return await self._encode(request.prompt, special=request.add_special_tokens)
         text = await self._rendered(request, functions_of(request.tools, None))
         return await self._encode(text, special=False)
+
+    def needs_tokenizer(self, param: str, instead: str) -> None:
+        """Raise ApiError in an engine that was started without a tokenizer; `instead` says what it can do."""
+        if isinstance(self.tokenizer, AbsentTokenizer):
+            raise invalid(f"{param} needs a tokenizer; this engine was started without one: {instead}", param)
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a model that is not served here."""
@@ -122,6 +132,10 @@ class Service:
     def _check(self, request: CommonFields, caller: Caller) -> None:
         self.check_model(request.model)
         self._limits.check(caller.name)
+        if request.stops():
+            self.needs_tokenizer("stop", "use stop_token_ids")
+        if request.bad_words:
+            self.needs_tokenizer("bad_words", "use logit_bias")
         state = self.link.state
         if state is None or self.link.silent:
             raise unavailable("the engine core does not answer; it may be restarting")
@@ -132,6 +146,7 @@ class Service:
             raise ApiError(429, "rate_limit_error", text, retry_after_s=1)
 
     async def _rendered(self, request: ChatRequest | TokenizeRequest, functions: list[Function]) -> str:
+        self.needs_tokenizer("messages", "send token ids to /v1/completions")
         if not request.messages:
             raise invalid("messages is an empty list; give at least one message", "messages")
         chat = Chat(

@@ -21,8 +21,6 @@ def check_http(profile: Profile) -> None:
         return
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"http.listen needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
-    if profile.model.skip_tokenizer:
-        raise ConfigError("http.listen needs the tokenizer, and model.skip_tokenizer is true")
     if not parse_http(http.listen).loopback and http.keys is None and not os.environ.get(KEY_VARIABLE):
         text = f"no API key is set: http.keys=FILE, or {KEY_VARIABLE} in the environment"
         raise ConfigError(f"http.listen is {http.listen}, which other hosts can reach, and {text}")
