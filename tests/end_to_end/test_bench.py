@@ -116,3 +116,32 @@ def test_a_workload_by_name_and_the_same_requests_in_vllm(tmp_path: Path, monkey
     warm, round_ = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
     assert (len(warm[1]), len(round_[1])) == (8, 13), "a few requests warm it up"
     assert ran.stderr.splitlines()[-1].startswith("ratio")
+
+
+def test_requests_that_arrive_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP, without a tokenizer, beside the core's own socket and a stand-in for `vllm serve`."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    install(tmp_path, monkeypatch)
+    words = ["--set", "model.skip_tokenizer=true", "--requests", "6", "--prompt-len", "4:8", "--output-len", "5"]
+    ran = bench(
+        "tiny", *words, "--online", "--rounds", "1", "--rate", "50", "--slo", "ttft_ms=60000", "--beside", "vllm",
+        "--beside-args=--no-enable-prefix-caching", "--json",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    rows = [line for line in lines if "side" in line]
+    assert [(row["side"], row["load"]) for row in rows] == [
+        ("engine", "all"), ("engine", "50/s"), ("socket", "50/s"), ("vLLM", "all"), ("vLLM", "50/s"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["errors"] == 0 and row["reached_rate"] > 0 < row["good_rate"], row
+        assert row["tokens_s"] == pytest.approx(5 * row["reached_rate"], rel=0.01)
+        assert 0 <= row["ttft_ms"][0] <= row["ttft_ms"][2] <= row["e2e_ms"][2]
+    assert rows[1]["asked_rate"] == rows[4]["asked_rate"] == 50
+    found = {name: value for line in lines for name, value in line.items()}
+    assert found["over_http"] > 0 < found["cpu_a_token"]["http_us"] and found["vllm"] == "0.0.fake"
+    assert [line["load"] for line in lines if "ratios" in line] == ["all", "50/s"]
+    serve = json.loads((tmp_path / "calls").read_text())
+    assert serve[0] == "serve" and serve[-1] == "--no-enable-prefix-caching"
+    assert serve[serve.index("--pipeline-parallel-size") + 1] == "2" and "--skip-tokenizer-init" not in serve
+    assert "engine / vLLM at 50/s" in ran.stderr.splitlines()[-1]

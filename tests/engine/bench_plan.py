@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ppengine.bench.host_rates import cpu_of_processes
+from ppengine.bench.process_cpu import cpu_by_module
 from ppengine.bench.sides import run_engine
 from ppengine.bench.workload import random_jobs
 from ppengine.checkpoint.model_spec import read_spec
@@ -59,9 +59,9 @@ class Tried(NamedTuple):
 
 def tried(work: Callable[[], float]) -> Tried:
     """Return what `work` returns, and who worked meanwhile."""
-    busy, own, begun = cores_busy(), cpu_of_processes(os.getpid()), time.perf_counter()
+    busy, own, begun = cores_busy(), cpu_by_module(os.getpid()), time.perf_counter()
     made = work()
-    seconds, after = time.perf_counter() - begun, cpu_of_processes(os.getpid())
+    seconds, after = time.perf_counter() - begun, cpu_by_module(os.getpid())
     engine = after.stage + after.core - own.stage - own.core
     return Tried((cores_busy() - busy - (sum(after) - sum(own))) / seconds, engine, made)
 

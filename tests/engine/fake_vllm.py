@@ -39,12 +39,57 @@ class LLM:
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7] * count)]) for count in counts]
 '''
 
+SERVE = '''
+"""`vllm serve`: as much of it as the online bench uses. It answers each token with 7, at once."""
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+with open(os.environ["FAKE_LOG"], "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+print("vLLM talks on stdout")
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        known = {"/health": {}, "/v1/models": {"data": [{"id": "fake"}]}, "/version": {"version": "0.0.fake"}}
+        self._send(200, json.dumps(known[self.path]).encode())
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert body["model"] == "fake" and body["stream"] and body["ignore_eos"], body
+        events = [{"choices": [{"index": 0, "text": "x"}]}] * body["max_tokens"]
+        events.append({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}})
+        data = "".join("data: " + json.dumps(one) + "\\n\\n" for one in events) + "data: [DONE]\\n\\n"
+        self._send(200, data.encode())
+
+    def _send(self, status, data):
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *words):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 100
+
+
+Server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+'''
+
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the package on the path of child processes; its calls are written to `folder / "calls"`."""
     package = folder / "packages" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(FAKE)
+    cli = package / "entrypoints" / "cli"
+    cli.mkdir(parents=True)
+    (cli / "main.py").write_text(SERVE)
     before = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), *before]))
     monkeypatch.setenv("FAKE_LOG", str(folder / "calls"))

@@ -56,7 +56,8 @@ def test_the_workloads_are_those_of_the_docs() -> None:
 
 def arguments(**fields: object) -> argparse.Namespace:
     own = {"workload": None, "scale": 1.0, "requests": 32, "prompt_len": "16:128", "output_len": 64, "prompts": None}
-    return argparse.Namespace(**{**own, "seed": 0, **fields})
+    online = {"online": False, "rate": [], "load": [], "url": None, "slo": None}
+    return argparse.Namespace(**{**own, **online, "seed": 0, **fields})
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:

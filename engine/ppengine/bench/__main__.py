@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
 import os
+import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -15,8 +17,19 @@ from pathlib import Path
 
 from ppengine.bench.beside import beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, table
-from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, share, to_stderr
+from ppengine.bench.command_line import (
+    Overdue,
+    Parser,
+    above_zero,
+    at_least_one,
+    overdue_after,
+    rate,
+    share,
+    to_stderr,
+)
 from ppengine.bench.named_workloads import WORKLOADS
+from ppengine.bench.online import Choices, Online
+from ppengine.bench.online_figures import parse_slo
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.workload import Job, file_jobs, random_jobs
@@ -43,10 +56,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output-len", type=at_least_one, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--prompts", type=Path, metavar="FILE.jsonl")
-    parser.add_argument("--rounds", type=at_least_one, default=5, help="alternating rounds a side")
+    parser.add_argument("--rounds", type=at_least_one, help="alternating rounds a side: 5, online 3 by default")
     parser.add_argument("--no-baseline", action="store_true", help="the engine alone")
     parser.add_argument("--gbps", type=float, help="of the device, for the limit; without it, what a copy here reaches")
     parser.add_argument("--tflops", type=float, help="of the device, for the limit; without it, what a product reaches")
+    online = parser.add_argument_group("online", "requests that arrive at random, over HTTP")
+    online.add_argument("--online", action="store_true", help="measure the HTTP port of the engine")
+    online.add_argument("--rate", type=rate, action="append", default=[], metavar="R", help="requests a second")
+    online.add_argument(
+        "--load", type=rate, nargs="+", default=[], metavar="%", help="of the highest rate: 50 80 95 by default"
+    )
+    online.add_argument("--url", metavar="http://HOST:PORT", help="a server that runs, of any kind")
+    online.add_argument("--slo", metavar="ttft_ms=X,itl_ms=Y", help="limits of a good request; tpot_ms, e2e_ms too")
+    online.add_argument("--beside-args", default="", metavar="WORDS", help="added to the command of vllm serve")
     parser.add_argument("--json", action="store_true", help="only the JSON lines on stdout, the tables on stderr")
     parser.add_argument("--timeout", type=above_zero, metavar="S", help="give up after S seconds (exit code 5)")
     return parser.parse_args()
@@ -76,6 +98,9 @@ def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iter
 
 def check_options(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for options that exclude each other."""
+    online = {"--rate": arguments.rate, "--load": arguments.load, "--url": arguments.url, "--slo": arguments.slo}
+    if not arguments.online and (given := [option for option, value in online.items() if value]):
+        raise ConfigError(f"{given[0]} is for online measurements; add --online")
     if arguments.workload is None:
         if arguments.scale != 1.0:
             raise ConfigError("--scale shrinks a --workload; name one")
@@ -84,6 +109,24 @@ def check_options(arguments: argparse.Namespace) -> None:
     for option, default in own.items():
         if getattr(arguments, option[2:].replace("-", "_")) != default:
             raise ConfigError(f"--workload {arguments.workload} has its own requests; leave {option} away")
+
+
+def online_choices(arguments: argparse.Namespace) -> Choices:
+    """Return the arguments of an online measurement. Raises ConfigError."""
+    if arguments.rate and arguments.load:
+        raise ConfigError("--rate and --load exclude each other: give rates, or shares of the highest one")
+    if arguments.url and arguments.beside:
+        raise ConfigError("--url is one server by itself; leave --beside away")
+    if arguments.url and not re.fullmatch(r"http://[^/\s:]+:\d{1,5}(/\S*)?", arguments.url):
+        raise ConfigError(f"--url {arguments.url}: write it as http://HOST:PORT")
+    if missing := [name for name in ("httptools", "uvloop") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"--online needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
+    return Choices(
+        rates=arguments.rate, loads=arguments.load or ([] if arguments.rate else [50.0, 80.0, 95.0]),
+        rounds=arguments.rounds or 3, seed=arguments.seed, slo=parse_slo(arguments.slo) if arguments.slo else None,
+        baseline=not arguments.no_baseline, url=arguments.url, beside=bool(arguments.beside),
+        beside_words=arguments.beside_args,
+    )  # fmt: skip
 
 
 def check_lengths(jobs: list[Job], longest: int) -> None:
@@ -185,8 +228,9 @@ def bench(arguments: argparse.Namespace) -> int:
     """Start the engine and measure; return the exit code."""
     try:
         profile = load_profile(arguments.profile, arguments.settings)
-        alone = arguments.no_baseline or arguments.workload is not None
+        alone = arguments.no_baseline or arguments.workload is not None or arguments.online
         check_options(arguments)
+        choices = online_choices(arguments) if arguments.online else None
         if profile.model.load_format == "dummy" and not alone and not arguments.beside:
             raise ConfigError("model.load_format is dummy: transformers has no weights to compare; add --no-baseline")
         fetch_model(profile.model, to_stderr)
@@ -203,19 +247,24 @@ def bench(arguments: argparse.Namespace) -> int:
     try:
         if arguments.beside:
             check_installed(arguments.beside)
-            beside_vllm(profile, work, arguments.rounds, say)
+        if choices is not None:
+            Online(profile, work, choices, say).run()
+            return 0
+        rounds = arguments.rounds or 5
+        if arguments.beside:
+            beside_vllm(profile, work, rounds, say)
             return 0
         threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
         rates = measured(profile, spec, threads)
         with LLM(profile) as llm:
             run_engine(llm, jobs)
             if alone:
-                for number in range(arguments.rounds):
+                for number in range(rounds):
                     jobs = next(work)
                     say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))
             else:
                 dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
-                against_baseline(llm, work, Baseline(folder, dtype), arguments.rounds)
+                against_baseline(llm, work, Baseline(folder, dtype), rounds)
             explain(llm, next(work), spec, rates, arguments)
     except (EngineError, ValueError) as error:
         print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)

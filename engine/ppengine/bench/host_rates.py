@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppengine.bench.costs import Curve, HostTimes
+from ppengine.bench.process_cpu import cpu_by_module
 from ppengine.bench.sides import run_engine
 from ppengine.bench.workload import random_jobs
 from ppengine.common.config import build_profile
@@ -64,41 +65,9 @@ def _a_step(llm: LLM, rows: int) -> CpuSeconds:
     """Return the CPU seconds of stage and core a step, and the cores that the other processes keep busy."""
     output = _OUTPUT[rows]
     run_engine(llm, random_jobs(_MODEL["vocab_size"], rows, 1, 1, output, 0))  # type: ignore[arg-type]
-    before, begun = cpu_of_processes(llm.llm_engine.supervisor_pid), time.perf_counter()
+    before, begun = cpu_by_module(llm.llm_engine.supervisor_pid), time.perf_counter()
     run_engine(llm, random_jobs(_MODEL["vocab_size"], rows, 1, 1, output, 1))  # type: ignore[arg-type]
-    seconds, after = time.perf_counter() - begun, cpu_of_processes(llm.llm_engine.supervisor_pid)
-    stage, core, others = (last - first for first, last in zip(before, after, strict=True))
-    return CpuSeconds(stage / output, core / output, others / seconds)
-
-
-def cpu_of_processes(supervisor: int) -> CpuSeconds:
-    """Return the CPU seconds of a supervisor's processes by what they are."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-            title = path.with_name("cmdline").read_bytes()
-        except OSError:
-            continue
-        parents[int(path.parent.name)] = int(fields[1]), title
-    totals = {"stage": 0.0, "core": 0.0, "others": 0.0}
-    for pid, (_, title) in parents.items():
-        if not _descends(pid, supervisor, parents):
-            continue
-        kind = "stage" if b"ppengine.stage" in title else "core" if b"ppengine.core" in title else "others"
-        totals[kind] += _cpu_of(pid)
-    return CpuSeconds(**totals)
-
-
-def _descends(pid: int, ancestor: int, parents: dict[int, tuple[int, bytes]]) -> bool:
-    while pid in parents and pid != ancestor:
-        pid = parents[pid][0]
-    return pid == ancestor
-
-
-def _cpu_of(pid: int) -> float:
-    """Return the CPU seconds of a process by its clock, in nanoseconds and not in ticks; see clock_getcpuclockid(3)."""
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
+    seconds, after = time.perf_counter() - begun, cpu_by_module(llm.llm_engine.supervisor_pid)
+    took = {module: after[module] - before[module] for module in after}
+    stage, core = took.pop("stage"), took.pop("core")
+    return CpuSeconds(stage / output, core / output, sum(took.values()) / seconds)

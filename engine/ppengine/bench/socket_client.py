@@ -1,0 +1,92 @@
+"""A client of the core's own socket, without HTTP: `python -m ppengine.bench.socket_client`, a `Plan` on stdin.
+
+The difference of its times and those of `http_client` is the price of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+
+import msgspec
+import uvloop
+
+from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen
+from ppengine.http.front_link import Followed, FrontLink
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
+
+
+async def run(plan: Plan) -> Seen:
+    """Send each request at its time, and return when the last one has ended."""
+    link = FrontLink(plan.target, f"bench-{os.getpid()}", lambda state: None)
+    reading = asyncio.create_task(link.run())
+    submissions = [_submission(number, one) for number, one in enumerate(plan.requests)]
+    while link.state is None:
+        await asyncio.sleep(0.01)
+    gc.collect()
+    gc.disable()
+    cpu, began, tasks = time.process_time(), time.perf_counter(), []
+    for one, submission in zip(plan.requests, submissions, strict=True):
+        if (wait := began + one.at_s - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(_ask(link, submission, began, one.at_s)))
+    outcomes = await asyncio.gather(*tasks)
+    seconds = time.perf_counter() - began
+    reading.cancel()
+    first = min(one.sent_s for one in outcomes)
+    return Seen(outcomes=outcomes, seconds=seconds - first, busy=(time.process_time() - cpu) / seconds)
+
+
+async def _ask(link: FrontLink, submission: Submit, began: float, at_s: float) -> Outcome:
+    sent = time.perf_counter()
+    outcome = Outcome(sent - began, sent - began - at_s)
+    answer, followed = await link.submit([submission], "bench", "bench")
+    if answer.error:
+        outcome.error = answer.error
+        return outcome
+    await _read(followed[0], outcome, sent)
+    outcome.e2e_s = time.perf_counter() - sent
+    return outcome
+
+
+async def _read(followed: Followed, outcome: Outcome, sent: float) -> None:
+    newest = 0.0
+    while True:
+        piece, now = await followed.pieces.get(), time.perf_counter()
+        if followed.error:
+            outcome.error = followed.error
+            return
+        if piece.token_ids:
+            if newest:
+                outcome.gaps_s.append(now - newest)
+            else:
+                outcome.ttft_s = now - sent
+            newest = now
+        outcome.tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            outcome.error = "" if piece.finish_reason == "length" else f"{piece.finish_reason} {piece.loss}"
+            return
+
+
+def _submission(number: int, one: Planned) -> Submit:
+    sampling = SamplingParams(
+        temperature=one.temperature, top_p=one.top_p, top_k=one.top_k, seed=one.seed, max_tokens=one.output_len,
+        ignore_eos=True, detokenize=False,
+    )  # fmt: skip
+    return Submit(prompt_token_ids=one.prompt, sampling=sampling, request=f"bench-{os.getpid()}-{number}")
+
+
+def main() -> None:
+    """Run the plan on stdin and print the outcomes."""
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        seen = runner.run(run(plan))
+    sys.stdout.buffer.write(msgspec.json.encode(seen))
+
+
+if __name__ == "__main__":
+    main()
