@@ -1,4 +1,4 @@
-"""CPU time of an HTTP process a token: `python tests/engine/bench_http.py [STREAMS] [TOKENS] [STEP_S]`.
+"""CPU time of an HTTP process a token: `python tests/engine/bench_http.py [STREAMS] [TOKENS] [STEP_S] [INTERVAL]`.
 
 A thread plays the core and sends each stream a token a step; the HTTP process and its clients are real. It prints
 tokens a second and the microseconds of CPU that the HTTP process took a token. Compare runs on one machine alone.
@@ -103,12 +103,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main(streams: int = 64, tokens: int = 512, step_s: float = 0.005) -> None:
+def main(streams: int = 64, tokens: int = 512, step_s: float = 0.005, interval: int = 1) -> None:
     """Measure once."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="pp-", dir="/tmp") as folder:
-        http = HttpConfig(listen=f"127.0.0.1:{port}", most_open=65_536)
+        http = HttpConfig(listen=f"127.0.0.1:{port}", most_open=65_536, stream_interval=interval)
         profile = Profile(name="bench", model=ModelConfig(path=str(MODEL)), http=http)
         config = EngineConfig(
             id="abcdef", name="bench", epoch="e", profile=profile, model_path=str(MODEL), model_type="llama",
@@ -131,4 +131,5 @@ def main(streams: int = 64, tokens: int = 512, step_s: float = 0.005) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(word) for word in sys.argv[1:3]), *(float(word) for word in sys.argv[3:4]))
+    kinds = (int, int, float, int)
+    main(*(kind(word) for kind, word in zip(kinds, sys.argv[1:], strict=False)))  # type: ignore[arg-type]

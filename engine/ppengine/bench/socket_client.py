@@ -16,6 +16,7 @@ import uvloop
 
 from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen
 from ppengine.http.front_link import Followed, FrontLink
+from ppengine.protocol.offline import Piece
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -48,28 +49,31 @@ async def _ask(link: FrontLink, submission: Submit, began: float, at_s: float) -
     if answer.error:
         outcome.error = answer.error
         return outcome
-    await _read(followed[0], outcome, sent)
-    outcome.e2e_s = time.perf_counter() - sent
+    await _Reader(followed[0], outcome, sent).over.wait()
     return outcome
 
 
-async def _read(followed: Followed, outcome: Outcome, sent: float) -> None:
-    newest = 0.0
-    while True:
-        piece, now = await followed.pieces.get(), time.perf_counter()
-        if followed.error:
-            outcome.error = followed.error
-            return
-        if piece.token_ids:
-            if newest:
-                outcome.gaps_s.append(now - newest)
-            else:
-                outcome.ttft_s = now - sent
-            newest = now
+class _Reader:
+    """Fills in the outcome of one request."""
+
+    def __init__(self, followed: Followed, outcome: Outcome, sent: float) -> None:
+        self._followed, self._outcome, self._sent = followed, outcome, sent
+        self._newest = 0.0
+        self.over = asyncio.Event()
+        followed.to(self._take)
+
+    def _take(self, piece: Piece) -> None:
+        outcome, now = self._outcome, time.perf_counter()
+        if piece.token_ids and self._newest:
+            outcome.gaps_s.append(now - self._newest)
+        elif piece.token_ids:
+            outcome.ttft_s = now - self._sent
+        self._newest = now
         outcome.tokens += len(piece.token_ids)
-        if piece.finish_reason is not None:
-            outcome.error = "" if piece.finish_reason == "length" else f"{piece.finish_reason} {piece.loss}"
-            return
+        if self._followed.error or piece.finish_reason is not None:
+            ended = "" if piece.finish_reason == "length" else f"{piece.finish_reason} {piece.loss}"
+            outcome.error, outcome.e2e_s = self._followed.error or ended, now - self._sent
+            self.over.set()
 
 
 def _submission(number: int, one: Planned) -> Submit:

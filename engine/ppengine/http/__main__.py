@@ -20,6 +20,7 @@ from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
+from ppengine.http.connection import Connection
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.reporting import report
@@ -81,13 +82,13 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     http = config.profile.http
     stats = ClientStats()
     rules = ClientLimits(stats)
-    link = FrontLink(config.endpoint("front"), role, lambda state: rules.take(state.rules))
+    link = FrontLink(config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval)
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)
     app = Routes(service, keys, limits, stats).app()
     server = uvicorn.Server(
         uvicorn.Config(
-            app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=LEAVE_S,
         )
     )  # fmt: skip

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from ppengine.http import answer_fields as fields
 from ppengine.http.api_errors import ApiError
-from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation, Part
-from ppengine.http.merging import merged
 from ppengine.http.request_fields import CommonFields
 from ppengine.http.service import Service
 from ppengine.protocol.control import Logprob
 
 DONE = b"data: [DONE]\n\n"
+_MARK = "\ufdd0text\ufdd0"
+"""A text that no id and no name of a model has: U+FDD0 is no character."""
 
 
 class Answer(Protocol):
@@ -47,29 +46,6 @@ class Answer(Protocol):
     def refusal(self, error: ApiError) -> bytes:
         """Return the body of an answer that is an error."""
         ...
-
-
-async def stream(answer: Answer, generations: Sequence[Generation], call: Call) -> AsyncIterator[bytes]:
-    """Yield the events of a streamed answer. Raises ApiError."""
-    if events := answer.begin():
-        yield events
-    async with aclosing(merged([one.parts() for one in generations])) as parts:
-        async for part in parts:
-            call.part(part.choice, len(part.token_ids))
-            if events := answer.part(part):
-                yield events
-    if events := answer.end():
-        yield events
-
-
-async def whole(answer: Answer, generations: Sequence[Generation], call: Call) -> msgspec.Struct:
-    """Return the answer once all choices have ended. Raises ApiError."""
-    parts: list[list[Part]] = [[] for one in generations for _ in range(one.choices)]
-    async with aclosing(merged([one.parts() for one in generations])) as found:
-        async for part in found:
-            call.part(part.choice, len(part.token_ids))
-            parts[part.choice].append(part)
-    return answer.whole(parts)
 
 
 def event(message: msgspec.Struct) -> bytes:
@@ -101,12 +77,17 @@ def pairs(parts: Sequence[Part]) -> list[tuple[int, Logprob]]:
 class ChunkedAnswer(ABC):
     """See `Answer`. A form whose events are chunks of the whole, up to `[DONE]`: completions and chats."""
 
+    plain = False
+    """Whether the event of a part depends on that part alone, unless it is the first of its choice."""
+
     def __init__(self, name: str, service: Service, request: CommonFields, generations: Sequence[Generation]) -> None:
         self._name, self._created, self._model = name, service.now(), service.model
         self._tokenizer, self._generations = service.tokenizer, generations
         options = request.stream_options
         self._usage_at_end = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
+        self._frames: dict[int, tuple[bytes, bytes] | None] = {}
+        """Bytes around the text of a plain event, by choice; None before the second event, for the first has more."""
 
     @abstractmethod
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> msgspec.Struct | None:
@@ -117,10 +98,18 @@ class ChunkedAnswer(ABC):
         return b""
 
     def part(self, part: Part) -> bytes:
-        """See `Answer`."""
-        usage = self.usage() if self._usage_always else None if self._usage_at_end else msgspec.UNSET
-        made = self.chunk(part, usage)
-        return b"" if made is None else event(made)
+        """See `Answer`. A plain event differs from the last one in its text alone."""
+        usual = part.text and part.finish_reason is None and not part.logprobs
+        if not self.plain or not usual or self._usage_always:
+            return self._made_of(part)
+        if part.choice not in self._frames:
+            self._frames[part.choice] = None
+            return self._made_of(part)
+        frame = self._frames[part.choice]
+        if frame is None:
+            head, tail = self._made_of(part._replace(text=_MARK)).split(msgspec.json.encode(_MARK))
+            frame = self._frames[part.choice] = head, tail
+        return frame[0] + msgspec.json.encode(part.text) + frame[1]
 
     def end(self) -> bytes:
         """See `Answer`."""
@@ -134,6 +123,11 @@ class ChunkedAnswer(ABC):
     def refusal(self, error: ApiError) -> bytes:
         """See `Answer`."""
         return error.encode()
+
+    def _made_of(self, part: Part) -> bytes:
+        usage = self.usage() if self._usage_always else None if self._usage_at_end else msgspec.UNSET
+        made = self.chunk(part, usage)
+        return b"" if made is None else event(made)
 
     def usage(self) -> fields.Usage:
         """Return the tokens so far."""

@@ -24,7 +24,7 @@ class ChatAnswer(ChunkedAnswer):
         self, name: str, service: Service, request: ChatRequest, generation: Generation, replies: ReplyFactory
     ) -> None:
         super().__init__(name, service, request, [generation])
-        self._wanted, self._replies = request.wanted_logprobs(), replies
+        self._wanted, self._replies, self.plain = request.wanted_logprobs(), replies, replies.plain
         self._choices = [_Choice(replies) for _ in range(generation.choices)]
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.ChatChunk | None:

@@ -20,7 +20,7 @@ class CompletionAnswer(ChunkedAnswer):
         self, name: str, service: Service, request: CompletionRequest, generations: Sequence[Generation]
     ) -> None:
         super().__init__(name, service, request, generations)
-        self._wanted = request.logprobs
+        self._wanted, self.plain = request.logprobs, True
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.Completion:
         """See `ChunkedAnswer`."""

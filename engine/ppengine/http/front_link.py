@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-import zmq
-import zmq.asyncio
 
+from ppengine.http.front_socket import FrontSocket
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
@@ -54,9 +53,36 @@ class Followed:
     samples: int
     counts: list[int]
     """Tokens that have come, by sample."""
-    pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
     error: str = ""
     """Why no more will come, once that is so."""
+    interval: int = 1
+    """Tokens of a sample that are handed out together, after its first."""
+    _waiting: list[Piece] = field(default_factory=list)
+    _kept: dict[int, Piece] = field(default_factory=dict)
+    """Pieces with fewer tokens, by sample."""
+    _reader: Callable[[Piece], None] | None = None
+
+    def to(self, reader: Callable[[Piece], None]) -> None:
+        """Hand all pieces to `reader`, which raises nothing. After an error it gets a piece without tokens."""
+        self._reader, waiting = reader, self._waiting
+        self._waiting = []
+        for piece in waiting:
+            reader(piece)
+
+    def give(self, piece: Piece) -> None:
+        """Hand a piece to the reader, or keep it until there is one, or until it has enough tokens."""
+        if self.interval > 1 and not self.error:
+            before = self._kept.pop(piece.sample, None)
+            if before is not None:
+                piece.offset = before.offset
+                piece.token_ids, piece.logprobs = before.token_ids + piece.token_ids, before.logprobs + piece.logprobs
+            if piece.offset and piece.finish_reason is None and len(piece.token_ids) < self.interval:
+                self._kept[piece.sample] = piece
+                return
+        if self._reader is None:
+            self._waiting.append(piece)
+        else:
+            self._reader(piece)
 
     def take(self, piece: Piece) -> bool:
         """Take the new tokens of a piece; return False if tokens before it are missing."""
@@ -69,22 +95,17 @@ class Followed:
         self.counts[piece.sample] = known + len(piece.token_ids)
         if piece.finish_reason is not None:
             self.samples -= 1
-        self.pieces.put_nowait(piece)
+        self.give(piece)
         return True
 
 
 class FrontLink:
     """Submits, follows and aborts the requests of one session. `run` reads until it is cancelled."""
 
-    def __init__(self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None]) -> None:
-        """`on_state` is called with each new state of the engine."""
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.sndhwm = self._socket.rcvhwm = 0
-        self._socket.reconnect_ivl = 20
-        self._socket.connect(endpoint)
-        self._session, self._on_state = session, on_state
+    def __init__(self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None], interval: int = 1) -> None:
+        """`on_state` is called with each new state of the engine. `interval`: see `Followed`."""
+        self._socket = FrontSocket(endpoint, self._read)
+        self._session, self._on_state, self._interval = session, on_state, interval
         self._codec = Codec(FromFront)
         # A successor in the session must not repeat the numbers of this process.
         self._nonce = secrets.randbits(48)
@@ -112,21 +133,24 @@ class FrontLink:
 
     async def run(self) -> None:
         """Serve the link until this is cancelled."""
-        await self._send(OpenSession(session=self._session))
-        tasks = [asyncio.create_task(each) for each in (self._read(), self._watch_state(), self._repeat())]
+        self._send(OpenSession(session=self._session))
+        tasks = [asyncio.create_task(each) for each in (self._socket.run(), self._watch_state(), self._repeat())]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-            self._context.destroy(linger=0)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
         """Queue requests, each with an id of its own: all or none, and none if the answer has an error.
 
         `client`: name of the API key.
         """
-        followed = [Followed(one.request or "", one.sampling.n, [0] * one.sampling.n) for one in submissions]
+        followed = [
+            Followed(one.request or "", one.sampling.n, [0] * one.sampling.n, interval=self._interval)
+            for one in submissions
+        ]
         # Their first tokens may come together with the answer.
         self._open.update((one.request, one) for one in followed)
         message = AddMany(
@@ -141,7 +165,7 @@ class FrontLink:
             for one in followed:
                 self._open.pop(one.request, None)
             return answer, []
-        await self._follow()
+        self._follow()
         return answer, followed
 
     async def metrics(self) -> CoreMetrics:
@@ -152,25 +176,25 @@ class FrontLink:
     def report(self, report: HttpReport) -> None:
         """Send the counts of this process, unless the core is away: its queue must not grow."""
         if not self.silent:
-            self._send_soon(report)
+            self._send(report)
 
     def leave(self, followed: Iterable[Followed]) -> None:
         """Abort those of the requests that have not ended, and read none any more."""
         left = [one.request for one in followed if self._open.pop(one.request, None) is not None and one.samples]
         if left:
-            self._send_soon(AbortMany(session=self._session, requests=left))
+            self._send(AbortMany(session=self._session, requests=left))
 
     def leave_sample(self, followed: Followed, sample: int) -> None:
         """Abort one continuation, and read the others. The first has the name of its request, so it goes on."""
         if sample:
-            self._send_soon(AbortMany(session=self._session, requests=[f"{followed.request}.{sample}"]))
+            self._send(AbortMany(session=self._session, requests=[f"{followed.request}.{sample}"]))
 
     async def _ask(self, message: msgspec.Struct, nonce: int, kind: type[_T]) -> _T:
         """Send a question until it is answered."""
         future = self._answers[nonce] = asyncio.get_running_loop().create_future()
         try:
             while True:
-                await self._send(message)
+                self._send(message)
                 with contextlib.suppress(TimeoutError):
                     answer = await asyncio.wait_for(asyncio.shield(future), AGAIN_S)
                     assert isinstance(answer, kind), "an answer is known by its number"
@@ -178,17 +202,16 @@ class FrontLink:
         finally:
             del self._answers[nonce]
 
-    async def _read(self) -> None:
-        while True:
-            message = self._codec.decode(await self._socket.recv())
-            if isinstance(message, News):
-                await self._take(message)
-            elif isinstance(message, (Added, CoreMetrics, StateAnswer)):
-                future = self._answers.get(message.nonce)
-                if future is not None and not future.done():
-                    future.set_result(message)
+    def _read(self, data: bytes) -> None:
+        message = self._codec.decode(data)
+        if isinstance(message, News):
+            self._take(message)
+        elif isinstance(message, (Added, CoreMetrics, StateAnswer)):
+            future = self._answers.get(message.nonce)
+            if future is not None and not future.done():
+                future.set_result(message)
 
-    async def _take(self, news: News) -> None:
+    def _take(self, news: News) -> None:
         """Hand out the pieces of an answer, and ask for more."""
         ended, gap = list[str](), False
         for piece in news.pieces:
@@ -202,25 +225,25 @@ class FrontLink:
                 del self._open[piece.request]
                 ended.append(piece.request)
         if ended:
-            self._send_soon(ForgetMany(session=self._session, requests=ended))
+            self._send(ForgetMany(session=self._session, requests=ended))
         if news.error:
             self._fail(news.error)
         if news.nonce == self._following:
             self._cursor, self._following = (-1 if gap else news.cursor), 0
-            await self._follow()
+            self._follow()
 
     def _fail(self, error: str) -> None:
         failed, self._open = list(self._open.values()), {}
         for one in failed:
             one.error = error
             # It wakes the reader.
-            one.pieces.put_nowait(Piece(one.request, 0, one.counts[0], []))
+            one.give(Piece(one.request, 0, one.counts[0], []))
 
-    async def _follow(self) -> None:
+    def _follow(self) -> None:
         """Ask for news, unless a question is open or nothing is followed."""
         if self._open and not self._following:
             self._following, self._asked_at = self._number(), time.monotonic()
-            await self._send(Follow(nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS))
+            self._send(Follow(nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS))
 
     async def _repeat(self) -> None:
         """Ask again for news whose answer did not come."""
@@ -228,7 +251,7 @@ class FrontLink:
             await asyncio.sleep(0.25)
             if self._following and time.monotonic() - self._asked_at > AGAIN_S:
                 self._following = 0
-            await self._follow()
+            self._follow()
 
     async def _watch_state(self) -> None:
         while True:
@@ -245,15 +268,5 @@ class FrontLink:
         self._nonce += 1
         return self._nonce
 
-    async def _send(self, message: msgspec.Struct) -> None:
-        await self._socket.send(encode(message))
-
-    def _send_soon(self, message: msgspec.Struct) -> None:
-        """Send without waiting: the socket's queue has no limit."""
-        task = asyncio.ensure_future(self._send(message))
-        _sending.add(task)
-        task.add_done_callback(_sending.discard)
-
-
-_sending: set[asyncio.Future[None]] = set()
-"""Messages on their way: a loop keeps only weak references to its tasks."""
+    def _send(self, message: msgspec.Struct) -> None:
+        self._socket.send(encode(message))

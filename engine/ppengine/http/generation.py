@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.control import Logprob
+from ppengine.protocol.offline import Piece
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 """Finish reasons of the core that a client hears; any other is an error."""
@@ -44,7 +45,7 @@ class _Choice:
 
 @dataclass(eq=False)
 class Generation:
-    """All continuations of one prompt. Iterate `parts` to the end, then `leave`; leaving before aborts it."""
+    """All continuations of one prompt. `take` its pieces to the end, then `leave`; leaving before aborts it."""
 
     link: FrontLink
     tokenizer: Tokenizer
@@ -59,6 +60,7 @@ class Generation:
     output_tokens: int = 0
     cached_tokens: int = 0
     _choices: list[_Choice] = field(init=False)
+    _left: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin the texts."""
@@ -67,32 +69,34 @@ class Generation:
             _Choice(GrowingText(stream(self.prompt_ids, self.spoken), self.stops, self.min_tokens))
             for _ in self.followed.counts
         ]
+        self._left = len(self._choices)
 
     @property
     def choices(self) -> int:
         """Number of continuations."""
         return len(self._choices)
 
-    async def parts(self) -> AsyncIterator[Part]:
-        """Yield the parts of all choices as they come. Raises ApiError if the request cannot go on."""
-        left = len(self._choices)
-        while left:
-            piece = await self.followed.pieces.get()
-            if self.followed.error:
-                raise ApiError(503, "service_unavailable_error", self.followed.error)
-            choice, reason = self._choices[piece.sample], piece.finish_reason
-            if choice.over:
-                continue
-            if reason is not None and reason not in _REASONS:
-                raise ApiError(500, "server_error", f"the request was {reason}: {piece.loss or 'the engine ended it'}")
-            self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
-            part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
-            choice.over = part.finish_reason is not None
-            left -= choice.over
-            if choice.over and reason is None and left:
-                self.link.leave_sample(self.followed, piece.sample)
-            if part.text or part.token_ids or choice.over:
-                yield part
+    @property
+    def over(self) -> bool:
+        """Whether all choices have ended."""
+        return self._left == 0
+
+    def take(self, piece: Piece) -> Part | None:
+        """Return the part that a piece adds; None if it adds nothing. Raises ApiError if the request cannot go on."""
+        if self.followed.error:
+            raise ApiError(503, "service_unavailable_error", self.followed.error)
+        choice, reason = self._choices[piece.sample], piece.finish_reason
+        if choice.over:
+            return None
+        if reason is not None and reason not in _REASONS:
+            raise ApiError(500, "server_error", f"the request was {reason}: {piece.loss or 'the engine ended it'}")
+        self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
+        part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
+        choice.over = part.finish_reason is not None
+        self._left -= choice.over
+        if choice.over and reason is None and self._left:
+            self.link.leave_sample(self.followed, piece.sample)
+        return part if part.text or part.token_ids or choice.over else None
 
     def leave(self) -> None:
         """Abort what the core still computes of it."""

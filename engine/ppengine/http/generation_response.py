@@ -11,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ppengine.http.answer_forms import Answer, stream, whole
+from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
+from ppengine.http.connection import transport_of
+from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation
 
 log = logging.getLogger("ppengine.http")
@@ -58,7 +60,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; abort the generations if the client leaves before its end."""
-        work = asyncio.create_task(self._send_events(send) if self._events else self._send_whole(scope, send))
+        work = asyncio.create_task(self._send_events(scope, send) if self._events else self._send_whole(scope, send))
         gone = asyncio.create_task(_disconnect(receive))
         self._call.on_close = gone.cancel
         try:
@@ -75,26 +77,21 @@ class GenerationResponse(Response):
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         try:
-            response = json_response(await whole(self._answer, self._generations, self._call))
+            response = json_response(self._answer.whole(await all_parts(self._generations, self._call)))
         except ApiError as error:
             response, self._status = error_response(error, self._answer.refusal), error.status
         response.headers.update({"x-request-id": self._name, **self.more_headers})
         await response(scope, _nothing, send)
 
-    async def _send_events(self, send: Send) -> None:
+    async def _send_events(self, scope: Scope, send: Send) -> None:
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"), (b"x-request-id", self._name.encode()),
             *((name.encode(), value.encode()) for name, value in self.more_headers.items()),
         ]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        try:
-            async for data in stream(self._answer, self._generations, self._call):
-                with self._call.sending():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        except ApiError as error:
-            self._status = error.status
-            await send({"type": "http.response.body", "body": self._answer.failed(error), "more_body": True})
+        error = await EventStream(self._answer, self._generations, self._call, transport_of(scope)).run(send)
+        self._status = 200 if error is None else error.status
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -1,0 +1,120 @@
+"""Answers under way: pieces of the core become parts, and events that are written straight to the connection.
+
+No task wakes up for a token. The link hands each piece to its generation, and the bytes of the event go to the socket
+in the same call. Only a full buffer wakes the task of the answer, which then waits for the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from starlette.types import Send
+
+from ppengine.http.answer_forms import Answer
+from ppengine.http.api_errors import ApiError
+from ppengine.http.client_stats import Call
+from ppengine.http.generation import Generation, Part
+from ppengine.protocol.offline import Piece
+
+log = logging.getLogger("ppengine.http")
+
+BUFFER_MOST = 65_536
+"""Bytes that wait for a client before its events are held back: uvicorn's limit."""
+
+
+class Reading:
+    """Hands the parts of `generations` to `take` as they come. `changed` is called at the end."""
+
+    def __init__(
+        self, generations: Sequence[Generation], call: Call, take: Callable[[Part], None], changed: Callable[[], None]
+    ) -> None:
+        self._call, self._take, self._changed = call, take, changed
+        self._left = len(generations)
+        self.error: ApiError | None = None
+        """Reason why it cannot go on."""
+        for one in generations:
+            one.followed.to(partial(self._piece, one))
+
+    @property
+    def over(self) -> bool:
+        """Whether no part will come."""
+        return not self._left or self.error is not None
+
+    def _piece(self, generation: Generation, piece: Piece) -> None:
+        if self.over or generation.over:
+            return
+        try:
+            part = generation.take(piece)
+            if part is not None:
+                self._call.part(part.choice, len(part.token_ids))
+                self._take(part)
+        except ApiError as error:
+            self.error = error
+        except Exception:
+            # It must not end the link, which serves the other clients too.
+            log.exception("request %s failed", piece.request)
+            self.error = ApiError(500, "server_error", "the server failed at this request; its log has the reason")
+        self._left -= generation.over
+        if self.over:
+            self._changed()
+
+
+async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[Part]]:
+    """Return the parts of each choice once all have ended. Raises ApiError."""
+    parts: list[list[Part]] = [[] for one in generations for _ in range(one.choices)]
+    ended = asyncio.Event()
+    reading = Reading(generations, call, lambda part: parts[part.choice].append(part), ended.set)
+    await ended.wait()
+    if reading.error is not None:
+        raise reading.error
+    return parts
+
+
+class EventStream:
+    """Writes the events of an answer to `transport`, whose headers were sent through ASGI."""
+
+    def __init__(
+        self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport
+    ) -> None:
+        self._answer, self._generations, self._call, self._transport = answer, generations, call, transport
+        self._full = False
+        self._held: list[bytes] = []
+        self._wake = asyncio.Event()
+
+    async def run(self, send: Send) -> ApiError | None:
+        """Return after the last event was written, with the error that ended the answer."""
+        self._write(self._answer.begin())
+        reading = Reading(
+            self._generations, self._call, lambda part: self._write(self._answer.part(part)), self._wake.set
+        )
+        while not reading.over or self._full:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._full:
+                await self._drain(send)
+        error = reading.error
+        self._write(self._answer.end() if error is None else self._answer.failed(error))
+        return error
+
+    def _write(self, data: bytes) -> None:
+        """Send events as a chunk, unless there are none, or the client has not read many before."""
+        if not data:
+            return  # An empty chunk would end the answer.
+        if self._full:
+            self._held.append(data)
+            return
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._transport.get_write_buffer_size() > BUFFER_MOST:
+            self._full = True
+            self._wake.set()
+
+    async def _drain(self, send: Send) -> None:
+        """Wait until the client has read, then send the events that were held back."""
+        with self._call.sending():
+            # Without data it waits for room in the buffer.
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+        held, self._held, self._full = b"".join(self._held), [], False
+        self._write(held)
