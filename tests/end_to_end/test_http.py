@@ -285,6 +285,14 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
     assert grown["vllm:prompt_tokens_total"] == grown["vllm:request_prompt_tokens_sum"] > 0
     assert after["vllm:num_requests_running"] == 0 and after["ppengine_stage_up"] == 2
 
+    def reported() -> bool:
+        now = samples(engine)
+        calls = sum(now[f"http_request_duration_seconds_{part}"] for part in ("count", "sum"))
+        return calls > 2 and now.get("ppengine_stage_step_seconds", 0) > 0 < now.get("ppengine_stage_idle_ratio", 0)
+
+    wait_until(reported, "HTTP processes and the gateway have reported", 10.0)
+    assert samples(engine)["process_resident_memory_bytes"] > 2 * 2**20
+
 
 def test_the_console_sees_clients_by_key_and_route(engine: Served, client: openai.OpenAI) -> None:
     sock = opened(engine, {"max_tokens": 480, "ignore_eos": True, "user": "ann"})

@@ -15,7 +15,13 @@ S = 10**9
 
 
 def counts(requests: int = 0, tokens: int = 0, **more: object) -> ClientCounts:
-    fields = dict.fromkeys(ClientCounts.__struct_fields__, 0) | {"key": "ann", "route": CHAT, "ttft": {}, "itl": {}}
+    fields = dict.fromkeys(ClientCounts.__struct_fields__, 0) | {
+        "key": "ann",
+        "route": CHAT,
+        "ttft": {},
+        "itl": {},
+        "took": [],
+    }
     return ClientCounts(**(fields | {"requests": requests, "tokens": tokens} | more))
 
 
@@ -90,3 +96,17 @@ def test_counts_do_not_grow_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
         call.end(200)
     (one,) = stats.counts()
     assert sum(one.ttft.values()) <= 310, "five minutes are kept"
+
+
+def test_calls_that_ended_are_counted_by_their_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats, now = ClientStats(), [0.0]
+    monkeypatch.setattr(client_stats.time, "monotonic", lambda: now[0])
+    for seconds in (0.1, 0.11, 500.0):
+        began, call = now[0], stats.begin("ann", CHAT)
+        now[0] = began + seconds
+        call.end(200)
+        call.end(500)
+    stats.begin("ann", CHAT)
+    (one,) = stats.counts()
+    assert one.took_s == pytest.approx(500.21)
+    assert (one.took[1], one.took[-1], sum(one.took)) == (1, 1, 3), "an open call is not among them"

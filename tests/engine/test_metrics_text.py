@@ -11,8 +11,8 @@ import yaml
 from ppengine.common.config import EngineConfig, ModelConfig, Profile, SloConfig
 from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
 from ppengine.http.metrics_text import exposition
-from ppengine.protocol.clients import ClientCounts
-from ppengine.protocol.metrics import CoreMetrics, StageMetrics
+from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
+from ppengine.protocol.metrics import CoreMetrics, RingFigures, StageMetrics
 
 BOARD = [
     "e2e_request_latency_seconds",
@@ -46,8 +46,14 @@ PLAIN = [
     "num_requests_waiting_by_reason",
     "cache_config_info",
     "prompt_tokens_cached_total",
+    "prompt_tokens_cached_by_source_total",
 ]
 SAMPLE = re.compile(r'[a-z_:][a-z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)*\})? [-+.e0-9]+(inf|nan)?')
+
+
+def took(ended: int) -> list[int]:
+    """Calls of less than 0.1 s, and one above all edges."""
+    return [ended, *[0] * (len(HTTP_EDGES_S) - 1), 1]
 
 
 def text(model: str = "m", slo: SloConfig | None = None) -> str:
@@ -59,9 +65,12 @@ def text(model: str = "m", slo: SloConfig | None = None) -> str:
         finished={"stop": 2, "lost": 1}, slo_met=7, slo_missed=2,
         stages=[StageMetrics(stage=1, rank=0, up=True, retired_step=7, oldest_step_s=0.5)],
         http=[
-            ClientCounts("ann", "/v1/completions", 1, 0, 9, 50, 2, 1, 1, 3, {}, {}),
-            ClientCounts("ann", "/v1/completions", 0, 0, 1, 5, 0, 0, 0, 0, {}, {}),
+            ClientCounts("ann", "/v1/completions", 1, 0, 9, 50, 2, 1, 1, 3, {}, {}, took(3), 1.5),
+            ClientCounts("ann", "/v1/completions", 0, 0, 1, 5, 0, 0, 0, 0, {}, {}, took(1), 0.5),
+            ClientCounts("bob", "/tokenize", 0, 0, 1, 0, 0, 0, 0, 0, {}, {}, took(1), 0.25),
         ],
+        processes={role: ProcessFigures(1.7e9, 2.5, 1024, 9, 64) for role in ("http0", "http1")},
+        rings=[RingFigures(0, 0, 0.002, 0.004, 0.25, None, 1, 0, 0.3), RingFigures(1, 0, *[None] * 7)],
         histograms={name: each.wire() for name, each in metrics.histograms.items()},
     )  # fmt: skip
     config = EngineConfig(
@@ -126,6 +135,52 @@ def test_calls_are_summed_over_the_processes() -> None:
     assert 'http_requests_total{handler="/v1/completions",status="2xx"} 5.0' in lines
     assert 'http_requests_total{handler="/v1/completions",status="4xx"} 3.0' in lines
     assert 'ppengine_http_tokens_total{key="ann",route="/v1/completions"} 55.0' in lines
+
+
+def test_durations_of_calls_are_one_family_with_a_series_a_path() -> None:
+    lines = text().splitlines()
+    assert lines.count("# TYPE http_request_duration_seconds histogram") == 1
+    for path, low, total, seconds in (("/v1/completions", 4, 6, 2.0), ("/tokenize", 1, 2, 0.25)):
+        where = f'handler="{path}"'
+        assert f'http_request_duration_seconds_bucket{{{where},le="0.1"}} {low}.0' in lines
+        assert f'http_request_duration_seconds_bucket{{{where},le="+Inf"}} {total}.0' in lines
+        assert f"http_request_duration_seconds_sum{{{where}}} {seconds!r}" in lines
+
+
+def test_processes_and_rings_have_a_series_each() -> None:
+    lines = text().splitlines()
+    for role in ("http0", "http1"):
+        assert f'process_cpu_seconds_total{{role="{role}"}} 2.5' in lines
+    assert 'ppengine_stage_step_seconds{model_name="m",stage="0",rank="0",quantile="0.99"} 0.004' in lines
+    assert 'ppengine_stage_idle_ratio{model_name="m",stage="0",rank="0"} 0.25' in lines
+    assert not any(line.startswith("ppengine_stage_rank_wait_ratio{") for line in lines), "not known"
+
+
+BOARD_LABELS = {
+    "vllm:request_success_total": {"finished_reason"},
+    "vllm:num_requests_waiting_by_reason": {"reason"},
+    "vllm:prompt_tokens_by_source_total": {"source"},
+    "vllm:prompt_tokens_cached_by_source_total": {"source"},
+    "vllm:cache_config_info": {
+        "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization", "enable_prefix_caching",
+        "prefix_caching_hash_algo", "num_cpu_blocks",
+    },
+    "http_requests_total": {"status", "handler"},
+    "http_request_duration_seconds_bucket": {"handler", "le"},
+}  # fmt: skip
+"""Labels that queries of vLLM's boards select or group by, beside model and engine, job and instance."""
+PROCESS = ["start_time_seconds", "cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds"]
+
+
+def test_samples_have_the_labels_that_the_boards_select() -> None:
+    found: dict[str, set[str]] = {}
+    for line in text().splitlines():
+        if not line.startswith("#"):
+            found.setdefault(line.partition("{")[0], set()).update(re.findall(r'([a-z_]+)="', line))
+    for name, labels in BOARD_LABELS.items():
+        assert labels <= found[name], name
+        assert not name.startswith("vllm:") or {"model_name", "engine"} <= found[name]
+    assert {f"process_{name}" for name in PROCESS} <= set(found)
 
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -39,7 +39,7 @@ from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.kept_files import read_end
-from ppengine.protocol.metrics import MetricsQuery
+from ppengine.protocol.metrics import MetricsQuery, StageFigures
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
@@ -248,6 +248,8 @@ class Loop:
                 self._reply(client, engine.metrics.answer(message))
             case HttpReport():
                 engine.metrics.take(message)
+            case StageFigures():
+                engine.metrics.take_rings(message)
             case StateQuery():
                 self._waiters.add(client, message, self._clock())
             case ProcessReport():

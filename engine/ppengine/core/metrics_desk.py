@@ -10,7 +10,10 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.clients import HttpReport
-from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageMetrics
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, RingFigures, StageFigures, StageMetrics
+
+RINGS_S = 10.0
+"""Seconds after which figures of the rings are no longer those of now."""
 
 
 @dataclass(eq=False)
@@ -24,10 +27,16 @@ class MetricsDesk:
     _clock: Callable[[], float]
     _http: dict[str, HttpReport] = field(init=False, default_factory=dict)
     """Newest counts of each HTTP process."""
+    _rings: list[RingFigures] = field(init=False, default_factory=list)
+    _rings_at: float = field(init=False, default=0.0)
 
     def take(self, report: HttpReport) -> None:
         """Keep the counts of an HTTP process for the next answer."""
         self._http[report.role] = report
+
+    def take_rings(self, figures: StageFigures) -> None:
+        """Keep the figures of the stages' rings for the next answers."""
+        self._rings, self._rings_at = figures.ranks, self._clock()
 
     def answer(self, question: MetricsQuery) -> CoreMetrics:
         """Return the metrics of this moment."""
@@ -39,6 +48,8 @@ class MetricsDesk:
             stages=[self._stage(record) for record in self._stages],
             slo_met=requests.latencies.slo.met_total, slo_missed=requests.latencies.slo.missed_total,
             http=[each for report in self._http.values() for each in report.clients],
+            processes={role: one.process for role, one in self._http.items() if one.process is not None},
+            rings=self._rings if self._clock() - self._rings_at < RINGS_S else [],
         )  # fmt: skip
         if self._health.serving is not None:
             scheduler, memory = self._health.serving

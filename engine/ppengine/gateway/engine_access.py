@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,8 +18,10 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import Accepted, Command, Fetch, Inspect, Outcome, Refused
 from ppengine.protocol.inspection import FaultsDetail
 from ppengine.protocol.kept_files import EngineEnd, write_end
+from ppengine.protocol.metrics import RingFigures, StageFigures
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.reports import Recall
+from ppengine.protocol.stage_info import StageInfo
 from ppengine.protocol.verbs import SetMemory
 
 if TYPE_CHECKING:
@@ -55,6 +58,11 @@ class EngineLink:
         if isinstance(command.verb, SetMemory) and (rooms := self._collector.rooms()).rooms:
             self._send_core(rooms)
         return self._send_core(command)
+
+    def report_stages(self, stages: Sequence[StageInfo]) -> None:
+        """Give the core the figures of the stages' rings that an HTTP port exports, if there is a port."""
+        if self._config.profile.http.listen is not None and not self.core_away():
+            self._send_core(StageFigures(ranks=[_figures(stage) for stage in stages]))
 
     def abort(self, requests: list[str]) -> None:
         """Have the core abort requests of any session; one that is restarted gets it later."""
@@ -116,3 +124,11 @@ class EngineLink:
 
     def _send_core(self, message: msgspec.Struct) -> bool:
         return send(self._sockets.front, [frames.encode(message)])
+
+
+def _figures(stage: StageInfo) -> RingFigures:
+    p50, p99 = (None if ms is None else ms / 1e3 for ms in (stage.step_ms.p50, stage.step_ms.p99))
+    age_s = None if stage.sample_age_ms is None else stage.sample_age_ms / 1e3
+    return RingFigures(
+        stage.index, stage.tensor_rank, p50, p99, stage.idle_fraction, stage.rank_wait, stage.inbox, stage.outbox, age_s
+    )

@@ -250,6 +250,7 @@ class Gateway:
             self._publisher.snapshot(snapshot, topics)
             if kept:
                 self._history.write(snapshot)
+                self._engine.report_stages(snapshot.stages)
 
     def _publish_event(self, event: Event) -> None:
         if event.kind.startswith(_LOGGED):

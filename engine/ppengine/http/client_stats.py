@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import Histogram
 from ppengine.http.key_limits import Grant
-from ppengine.protocol.clients import ClientCounts
+from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts
 
 SLOW_S = 1.0
 """Seconds without reading after which a client counts as slow."""
@@ -28,6 +29,8 @@ class _Client:
     open: set[Call] = field(default_factory=set)
     ttft: Histogram = field(default_factory=Histogram)
     itl: Histogram = field(default_factory=Histogram)
+    took: list[int] = field(default_factory=lambda: [0] * (len(HTTP_EDGES_S) + 1))
+    took_s: float = 0.0
 
 
 class Call:
@@ -93,6 +96,9 @@ class Call:
         client.open.discard(self)
         if self._grant is not None:
             self._grant.leave()
+        took_s = time.monotonic() - self._began
+        client.took[bisect_left(HTTP_EDGES_S, took_s)] += 1
+        client.took_s += took_s
         client.left += left
         if left or status < 400:
             return
@@ -125,6 +131,7 @@ class ClientStats:
             ClientCounts(
                 key, route, len(one.open), sum(call.slow(now) for call in one.open), one.requests, one.tokens,
                 one.refused, one.errors, one.failed, one.left, one.ttft.counts(now), one.itl.counts(now),
+                one.took, one.took_s,
             )
             for (key, route), one in self._clients.items()
         ]  # fmt: skip

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from ppengine.common.config import EngineConfig, SloConfig
-from ppengine.protocol.clients import ClientCounts
-from ppengine.protocol.metrics import CoreMetrics, HistogramCounts
+from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
+from ppengine.protocol.metrics import CoreMetrics, HistogramCounts, RingFigures
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -43,6 +43,22 @@ _CALLS = {
     "left": ("ppengine_http_left_total", "counter", "Calls whose client left before the end."),
 }
 """Name, type and help by the field of `ClientCounts`."""
+_PROCESS = {
+    "start_time": ("process_start_time_seconds", "gauge", "Unix time of its start."),
+    "cpu_s": ("process_cpu_seconds_total", "counter", "CPU time, user and system."),
+    "resident_bytes": ("process_resident_memory_bytes", "gauge", "Resident memory."),
+    "open_fds": ("process_open_fds", "gauge", "Open file descriptors."),
+    "max_fds": ("process_max_fds", "gauge", "Most file descriptors that it may have."),
+}
+"""Name, type and help by the field of `ProcessFigures`."""
+_RINGS = {
+    "idle": ("ppengine_stage_idle_ratio", "Share of time in which a rank waits for other stages: the bubble."),
+    "rank_wait": ("ppengine_stage_rank_wait_ratio", "Share of time in which it waits for ranks of its stage."),
+    "inbox": ("ppengine_stage_inbox_steps", "Steps that it has received and not begun."),
+    "outbox": ("ppengine_stage_outbox_sends", "Sends to the next stage that are not done."),
+    "age_s": ("ppengine_stage_sample_age_seconds", "Time since its rings were read."),
+}
+"""Name and help by the field of `RingFigures`."""
 Labels = Mapping[str, str]
 
 
@@ -54,7 +70,9 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
         *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
         *_own({"model_name": model}, metrics),
         *_slo({"model_name": model}, config.profile.slo, metrics),
+        *_rings({"model_name": model}, metrics.rings),
         *_calls(metrics.http),
+        *_processes(metrics.processes),
     ]
     return "\n".join(lines) + "\n"
 
@@ -82,6 +100,10 @@ def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterato
     }
     for name, (text, value) in counters.items():
         yield from _metric(name, "counter", text, [(labels, value)])
+    # Cached blocks are on the device: those that were swapped out belong to a request that goes on.
+    held = [({**labels, "source": source}, value) for source, value in (("device", hits), ("host", 0), ("disk", 0))]
+    name = "vllm:prompt_tokens_cached_by_source_total"
+    yield from _metric(name, "counter", "Prompt tokens that were cached, by source.", held)
     sources = {"local_compute": computed, "local_cache_hit": hits, "external_kv_transfer": 0}
     by_source = [({**labels, "source": source}, value) for source, value in sources.items()]
     yield from _metric("vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens, by source.", by_source)
@@ -141,11 +163,46 @@ def _calls(clients: list[ClientCounts]) -> Iterator[str]:
             by_client[name, one.key, one.route] += getattr(one, name)
     samples = [({"handler": route, "status": status}, count) for (route, status), count in by_status.items()]
     yield from _metric("http_requests_total", "counter", "Calls that ended, by path and class of status.", samples)
+    yield from _durations(clients)
     for field, (name, kind, text) in _CALLS.items():
         found = [
             ({"key": key, "route": route}, count) for (which, key, route), count in by_client.items() if which == field
         ]
         yield from _metric(name, kind, text, found)
+
+
+def _durations(clients: list[ClientCounts]) -> Iterator[str]:
+    """Yield the durations of calls by path, over processes and keys."""
+    head, text = "http_request_duration_seconds", "Seconds from a call to the end of its answer, by path."
+    for number, route in enumerate(sorted({one.route for one in clients if one.took})):
+        parts = [one for one in clients if one.route == route and one.took]
+        counts = [sum(column) for column in zip(*(one.took for one in parts), strict=True)]
+        whole = HistogramCounts(list(HTTP_EDGES_S), counts, sum(one.took_s for one in parts))
+        # A family has one head, in front of all its series.
+        yield from list(_histogram(head, text, {"handler": route}, whole))[2 if number else 0 :]
+
+
+def _processes(processes: Mapping[str, ProcessFigures]) -> Iterator[str]:
+    """Yield the HTTP processes, as `prometheus_client` describes one, by role."""
+    for field, (name, kind, text) in _PROCESS.items():
+        samples = [({"role": role}, getattr(one, field)) for role, one in processes.items()]
+        yield from _metric(name, kind, f"{text} By HTTP process.", samples)
+
+
+def _rings(labels: Labels, rings: list[RingFigures]) -> Iterator[str]:
+    """Yield the figures of the stages' rings; one that is not known has no sample."""
+    ranks = [({**labels, "stage": str(one.stage), "rank": str(one.rank)}, one) for one in rings]
+    steps = [
+        ({**where, "quantile": quantile}, value)
+        for where, one in ranks
+        for quantile, value in (("0.5", one.step_p50_s), ("0.99", one.step_p99_s))
+        if value is not None
+    ]
+    text = "Own work of a step, waits excluded, over the last 10 s."
+    yield from _metric("ppengine_stage_step_seconds", "gauge", text, steps)
+    for field, (name, text) in _RINGS.items():
+        known = [(where, value) for where, one in ranks if (value := getattr(one, field)) is not None]
+        yield from _metric(name, "gauge", text, known)
 
 
 def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float]]) -> Iterator[str]:

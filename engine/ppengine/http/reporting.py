@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import time
+from pathlib import Path
 
 import zmq
 
+from ppengine.common import procfs
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import FrontLink
-from ppengine.protocol.clients import HttpReport
+from ppengine.protocol.clients import HttpReport, ProcessFigures
 from ppengine.protocol.frames import encode
 
 REPORT_S = 1.0
@@ -19,13 +23,22 @@ _QUEUE = 4
 
 async def report(endpoint: str, role: str, stats: ClientStats, link: FrontLink) -> None:
     """Send the counts of all clients to gateway and core each second, until this is cancelled."""
+    started = time.time() - time.process_time()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0
         socket.sndhwm = _QUEUE
         socket.connect(endpoint)
         while True:
             await asyncio.sleep(REPORT_S)
-            message = HttpReport(role=role, mono_ns=time.monotonic_ns(), clients=stats.counts())
+            now_ns, process = time.monotonic_ns(), own_figures(started)
+            message = HttpReport(role=role, mono_ns=now_ns, clients=stats.counts(), process=process)
             with contextlib.suppress(zmq.Again):
                 socket.send(encode(message), zmq.NOBLOCK)
             link.report(message)
+
+
+def own_figures(started: float) -> ProcessFigures:
+    """Return this process as it is now; `started` in Unix seconds."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resident = procfs.resident_bytes(os.getpid()) or 0
+    return ProcessFigures(started, time.process_time(), resident, sum(1 for _ in Path("/proc/self/fd").iterdir()), most)

@@ -6,6 +6,9 @@ import msgspec
 
 from ppengine.protocol.quantiles import Quantiles
 
+HTTP_EDGES_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+"""Upper edges of the durations of calls, in seconds; the first three are those of vLLM's server."""
+
 
 class ClientInfo(msgspec.Struct, kw_only=True):
     """One API key on one route, over all HTTP processes. Totals are since the start of those processes."""
@@ -88,6 +91,21 @@ class ClientCounts(msgspec.Struct, array_like=True):
     ttft: dict[int, int]
     """Durations of the last five minutes by bucket."""
     itl: dict[int, int]
+    took: list[int] = []
+    """Calls that ended, by `HTTP_EDGES_S` and above; since the start of the process."""
+    took_s: float = 0.0
+    """Their seconds in total."""
+
+
+class ProcessFigures(msgspec.Struct, array_like=True):
+    """A process as `prometheus_client` describes one."""
+
+    start_time: float
+    """Unix seconds."""
+    cpu_s: float
+    resident_bytes: int
+    open_fds: int
+    max_fds: int
 
 
 class HttpReport(msgspec.Struct, tag="http-report", kw_only=True):
@@ -96,3 +114,4 @@ class HttpReport(msgspec.Struct, tag="http-report", kw_only=True):
     role: str
     mono_ns: int
     clients: list[ClientCounts]
+    process: ProcessFigures | None = None

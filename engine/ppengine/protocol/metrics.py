@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ppengine.protocol.clients import ClientCounts
+from ppengine.protocol.clients import ClientCounts, ProcessFigures
 
 
 class HistogramCounts(msgspec.Struct, array_like=True):
@@ -25,6 +25,32 @@ class StageMetrics(msgspec.Struct, kw_only=True):
     retired_step: int
     oldest_step_s: float
     """Seconds since the oldest step was sent that it has not acknowledged; 0 without one."""
+
+
+class RingFigures(msgspec.Struct, array_like=True):
+    """One rank of a stage by its rings; null: not known."""
+
+    stage: int
+    rank: int
+    step_p50_s: float | None
+    """Own work of a step, waits excluded, over the last 10 s."""
+    step_p99_s: float | None
+    idle: float | None
+    """Share of the last seconds in which it waited for other stages: the bubble of the pipeline."""
+    rank_wait: float | None
+    """Share of the last second in which it waited for other ranks."""
+    inbox: int | None
+    """Steps received and not begun."""
+    outbox: int | None
+    """Sends that are not done: a slow edge."""
+    age_s: float | None
+    """Seconds since the rings were read."""
+
+
+class StageFigures(msgspec.Struct, tag="stage-figures", kw_only=True):
+    """Figures of the rings, each second from the gateway if there is an HTTP port. No answer."""
+
+    ranks: list[RingFigures]
 
 
 class MetricsQuery(msgspec.Struct, tag="metrics-query", kw_only=True):
@@ -67,3 +93,7 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     stages: list[StageMetrics] = []
     http: list[ClientCounts] = []
     """Clients of each HTTP process."""
+    processes: dict[str, ProcessFigures] = {}
+    """HTTP processes by role."""
+    rings: list[RingFigures] = []
+    """Empty without a report of the gateway in the last seconds."""

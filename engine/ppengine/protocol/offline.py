@@ -16,7 +16,7 @@ from ppengine.protocol.control import (
     Reply,
 )
 from ppengine.protocol.gpu import DeviceRooms
-from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageFigures
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.verbs import Submit
 
@@ -167,10 +167,10 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = (
     Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | ForgetMany | StateQuery
-    | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | Recall
+    | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
 )  # fmt: skip
-"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms` and `Recall`
-are the gateway's."""
+"""`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms`,
+`StageFigures` and `Recall` are the gateway's."""
 FromFront = (
     Reply | Fetched | Inspected | Failed | Added | Collected | News | CoreMetrics | StateAnswer
     | StartStage
