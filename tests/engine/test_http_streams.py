@@ -20,7 +20,8 @@ from ppengine.http.event_stream import BUFFER_MOST, EventStream, all_parts
 from ppengine.http.front_link import Followed
 from ppengine.http.front_socket import FrontSocket
 from ppengine.http.generation import Generation, Part
-from ppengine.http.reply.reply_reader import ReplyFactory, form_of
+from ppengine.http.reply.reply_form import form_of
+from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CompletionRequest, StreamOptions
 from ppengine.protocol.offline import Piece
 
