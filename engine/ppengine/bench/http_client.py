@@ -42,12 +42,13 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._outcome = Outcome(0.0)
         self._over: asyncio.Future[None] | None = None
+        self._judged = True
         self._parser = httptools.HttpResponseParser(self)
 
     async def ask(self, request: bytes, outcome: Outcome, sent: float) -> None:
         """Send a request, and fill in its outcome until the answer has ended. `sent` is its time of sending."""
         self._outcome, self._sent, self._newest, self._rest = outcome, sent, 0.0, b""
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser, self._judged = httptools.HttpResponseParser(self), False
         self._over = asyncio.get_running_loop().create_future()
         if self.transport is None:
             self._end("the server closed the connection at once")
@@ -67,6 +68,8 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._end(f"no HTTP: {error}")
+            if self.transport is not None:
+                self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the request that is under way."""
@@ -83,7 +86,7 @@ class Connection(asyncio.Protocol):
         """End the request, and the connection too unless it may be used again."""
         status = self._parser.get_status_code()
         if status != 200:
-            self._end(f"status {status}: {self._rest[:_TEXT_MOST].decode(errors='replace')}")
+            self._judge(f"status {status}: {self._rest[:_TEXT_MOST].decode(errors='replace')}")
         self._end("the answer has no [DONE]")
         if not self._parser.should_keep_alive() and self.transport is not None:
             self.transport.close()
@@ -91,9 +94,9 @@ class Connection(asyncio.Protocol):
     def _take(self, event: bytes) -> None:
         data, outcome = event.removeprefix(b"data:").lstrip(), self._outcome
         if data.startswith(b"[DONE]"):
-            self._end("" if outcome.tokens else "the answer has no usage")
+            self._judge("" if outcome.tokens else "the answer has no usage")
         elif data.startswith(b'{"error"'):
-            self._end(data[:_TEXT_MOST].decode(errors="replace"))
+            self._judge(data[:_TEXT_MOST].decode(errors="replace"))
         elif _NO_CHOICE[0] in data or _NO_CHOICE[1] in data:
             outcome.tokens = msgspec.json.decode(data, type=_LastEvent).usage.completion_tokens
         elif self._newest:
@@ -102,10 +105,16 @@ class Connection(asyncio.Protocol):
         elif data.startswith(b"{"):
             outcome.ttft_s, self._newest = self._now - self._sent, self._now
 
-    def _end(self, error: str) -> None:
-        """End the request; only the first call counts."""
-        if self._over is not None and not self._over.done():
+    def _judge(self, error: str) -> None:
+        """Note how the request went; only the first call counts. The answer may have bytes behind its last event."""
+        if not self._judged:
+            self._judged = True
             self._outcome.error, self._outcome.e2e_s = error, time.perf_counter() - self._sent
+
+    def _end(self, error: str) -> None:
+        """End the request: the connection has no bytes of its answer any more."""
+        self._judge(error)
+        if self._over is not None and not self._over.done():
             self._over.set_result(None)
 
 

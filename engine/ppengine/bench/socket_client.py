@@ -38,6 +38,7 @@ async def run(plan: Plan) -> Seen:
     outcomes = await asyncio.gather(*tasks)
     seconds = time.perf_counter() - began
     reading.cancel()
+    await asyncio.wait([reading])
     first = min(one.sent_s for one in outcomes)
     return Seen(outcomes=outcomes, seconds=seconds - first, busy=(time.process_time() - cpu) / seconds)
 
