@@ -14,6 +14,7 @@ from ppkernels import cpu
 from ppkernels.adjust import adjusted
 from ppkernels.dispatch import choose
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
+from ppkernels.token_masks import masked
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -41,7 +42,8 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
 
 def sample_reference(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
     """Return `sample`, computed by torch."""
-    allowed = _without_banned(logits, inputs.banned) if inputs.banned else logits
+    allowed = masked(logits, inputs.masks) if inputs.masks else logits
+    allowed = _without_banned(allowed, inputs.banned) if inputs.banned else allowed
     if inputs.adjustments:
         allowed = adjusted(allowed, inputs)
     random = [row for row, temperature in enumerate(inputs.temperature) if temperature > 0.0]

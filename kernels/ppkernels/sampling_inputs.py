@@ -51,6 +51,8 @@ class SamplingInputs:
     """-1: none; 0: the chosen token's; n: also the n best. Empty: none for all."""
     adjustments: dict[int, Adjustment] = field(default_factory=dict)
     """By row; the other rows' logits are taken as they are."""
+    masks: dict[int, bytes] = field(default_factory=dict)
+    """Tokens that may be chosen, by row: see `ppkernels.token_masks`. The other rows may choose any."""
 
 
 @dataclass(frozen=True)

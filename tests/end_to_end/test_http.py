@@ -9,16 +9,19 @@ import signal
 import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from engines import wait_until
+from llguidance import LLMatcher
 from ppengine.common.config import load_profile
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import DrainClient, Kick, Limit, Pause, Resume, Submit
 from serving import Served
+from structured_judge import schema_grammar, structured
 
 pytestmark = pytest.mark.long
 PROMPT, STEPS, MOST = "Once upon a time", 60, 6
@@ -467,3 +470,80 @@ def test_a_stream_outlives_a_part_of_the_engine(engine: Served, client: openai.O
 
     asyncio.run(settled())
     engine.find_pids()
+
+
+# --- structured outputs ---------------------------------------------------------------------------------------------
+
+SCHEMA: dict[str, Any] = {
+    "type": "object", "required": ["name", "age", "pets"], "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 1, "maximum": 99},
+        "pets": {"type": "array", "minItems": 1, "maxItems": 3, "items": {"enum": ["cat", "dog"]}},
+    },
+}  # fmt: skip
+AS_SCHEMA = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}
+FORMS: list[tuple[dict[str, Any], str]] = [
+    (AS_SCHEMA, schema_grammar(SCHEMA)),
+    ({"structured_outputs": {"regex": "[a-f]{4,40}!"}}, LLMatcher.grammar_from_regex("[a-f]{4,40}!")),
+    ({"guided_choice": ["never", "for ever"]}, LLMatcher.grammar_from_lark('start: "never" | "for ever"')),
+    ({"guided_grammar": 'start: ("he" | "she") " ran" (" far")*'},
+     LLMatcher.grammar_from_lark('start: ("he" | "she") " ran" (" far")*')),
+]  # fmt: skip
+
+
+class TestStructuredOutputs:
+    """Answers that follow a schema or grammar, with the tokens of the judge."""
+
+    @pytest.mark.parametrize(("fields", "grammar"), FORMS, ids=lambda value: next(iter(value), "")[:20])
+    @pytest.mark.parametrize("min_tokens", [0, 12])
+    def test_a_text_is_the_judges(self, engine: Served, fields: dict[str, Any], grammar: str, min_tokens: int) -> None:
+        folder = Path(engine.config.model_path)
+        body = {"prompt": PROMPT, "max_tokens": 80, "temperature": 0, "min_tokens": min_tokens, **fields}
+        status, answer, _ = call(engine, "POST", "/v1/completions", body)
+        assert status == 200, answer
+        assert answer["choices"][0]["text"] == structured(folder, PROMPT, grammar, 80, min_tokens=min_tokens)
+
+    def test_a_chat_answers_by_its_schema(self, client: openai.OpenAI) -> None:
+        answer = client.chat.completions.create(model="tiny", messages=CHAT, n=4, seed=1, max_tokens=400, **AS_SCHEMA)
+        for choice in answer.choices:
+            found = json.loads(choice.message.content or "")
+            assert found.keys() == {"name", "age", "pets"} and len(found["name"]) <= 20 and 1 <= found["age"] <= 99
+            assert 1 <= len(found["pets"]) <= 3 and {"cat", "dog"}.issuperset(found["pets"])
+            assert choice.finish_reason == "stop"
+
+    @pytest.mark.parametrize(
+        ("fields", "says"),
+        [
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objct"}}}},
+             "Invalid type: objct"),
+            ({"guided_regex": "(a"}, "unclosed group"),
+            ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag is not supported"),
+        ],
+    )  # fmt: skip
+    def test_a_bad_one_is_refused_by_its_field(self, engine: Served, fields: dict[str, Any], says: str) -> None:
+        status, answer, _ = call(engine, "POST", "/v1/completions", {"prompt": PROMPT, **fields})
+        assert status == 400 and says in answer["error"]["message"]
+        assert answer["error"]["param"] == next(iter(fields))
+
+    @pytest.mark.parametrize("role", ["grammar", "stage1", "core"])
+    def test_a_stream_outlives_a_part(self, engine: Served, client: openai.OpenAI, role: str) -> None:
+        body: dict[str, Any] = {"structured_outputs": {"regex": "([a-f] ?){30,80}!"}}
+        grammar = LLMatcher.grammar_from_regex(body["structured_outputs"]["regex"])
+        expected = structured(Path(engine.config.model_path), PROMPT, grammar, 120)
+        made = client.completions.create(
+            model="tiny", prompt=PROMPT, max_tokens=120, temperature=0, stream=True, extra_body=body
+        )  # fmt: skip
+        text = next(made).choices[0].text
+        os.kill(grammar_pid(engine) if role == "grammar" else engine.pids[role], signal.SIGKILL)
+        assert text + streamed(made) == expected
+        wait_until(lambda: call(engine, "GET", "/ready")[0] == 200, "it is ready again", 30.0)
+        engine.find_pids()
+
+
+def grammar_pid(engine: Served) -> int:
+    """Return the grammar process with the masks, a child of the core."""
+    core = engine.pids["core"]
+    children = Path(f"/proc/{core}/task/{core}/children").read_text().split()
+    command = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in children}
+    (found,) = [pid for pid, words in command.items() if b"ppengine.grammar" in words and words[-4].startswith(b"m")]
+    return found

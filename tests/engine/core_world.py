@@ -70,7 +70,7 @@ class CoreWorld:
     """
 
     def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", restart_limit_s=60.0, load_format="auto", cards=None,
+        restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2,
         run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
@@ -88,7 +88,7 @@ class CoreWorld:
         spec = ModelSpec(
             model_type="opt", architecture="OPTForCausalLM", num_layers=stages, hidden_size=8, num_heads=1,
             num_kv_heads=1, head_dim=8, intermediate_size=8, vocab_size=VOCAB, max_position=max_model_len,
-            dtype="float32", tie_word_embeddings=True, norm_eps=1e-5, activation="relu", eos_token_ids=[2],
+            dtype="float32", tie_word_embeddings=True, norm_eps=1e-5, activation="relu", eos_token_ids=[eos],
         )  # fmt: skip
         self.answers: list[tuple[bytes, msgspec.Struct]] = []
         self.events = []
@@ -109,10 +109,11 @@ class CoreWorld:
         self._codec = Codec(ToStage)
         self._count = 0
         self.engine = Engine(
-            config, spec, tokenizer, send_step=lambda payload: self.steps.append(self._codec.decode(payload)),
+            config, spec, tokenizer, send_step=self._take_step,
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
             send_renderer=lambda name, payload: self.send_renderer(name, payload),
+            send_grammar=lambda name, payload: self.send_grammar(name, payload),
             start_stage=self._start,
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
             note=self.facts.append, store=self.journal,
@@ -129,6 +130,16 @@ class CoreWorld:
     def send_renderer(self, name, payload):
         """Send a chat to the process of chat templates; `ChatWorld` has one."""
         raise AssertionError(f"no process of chat templates here, for {name}")
+
+    def send_grammar(self, name, payload):
+        """Send questions to the grammar process; `GrammarWorld` has one."""
+        raise AssertionError(f"no grammar process here, for {name}")
+
+    def _take_step(self, others, last):
+        """Take a step as the last stage gets it; the others get it without masks."""
+        step = self._codec.decode(last)
+        assert self._codec.decode(others) == msgspec.structs.replace(step, masks=[])
+        self.steps.append(step)
 
     @property
     def scheduler(self):

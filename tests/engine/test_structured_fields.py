@@ -68,7 +68,7 @@ def test_without_a_constraint_there_is_none(fields: dict[str, Any]) -> None:
         ({"structured_outputs": {"json": "{}", "regex": "a"}}, "structured_outputs", "json and regex of .*exactly one"),
         ({"structured_outputs": {}}, "structured_outputs", "none of json, regex, .* give exactly one"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "unknown field `regexp`"),
-        ({"guided_json": "[1]"}, "guided_json", "json is a list; a JSON schema is an object"),
+        ({"guided_json": "[1]"}, "guided_json", "json is .1.; give a schema object"),
         ({"guided_json": nested(65)}, "guided_json", "more than 64 levels"),
         ({"guided_json": "[" * 5000}, "guided_json", "nested too deeply|no JSON"),
         ({"guided_json": {"const": "x" * 131_072}}, "guided_json", "at most 131072 are taken"),

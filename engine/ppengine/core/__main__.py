@@ -38,6 +38,7 @@ from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
+from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.kept_files import read_end
 from ppengine.protocol.metrics import MetricsQuery, StageFigures
 from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
@@ -76,8 +77,11 @@ class Loop:
         self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._render = self._socket(context, zmq.ROUTER)
         self._render.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._grammar = self._socket(context, zmq.ROUTER)
+        self._grammar.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._bindings = Bindings()
-        for socket, name in ((self._render, "render"), (self._steps, "steps"), (self._front, "front")):
+        bound = {"render": self._render, "grammar": self._grammar, "steps": self._steps, "front": self._front}
+        for name, socket in bound.items():
             self._bindings.bind(socket, config.endpoint(name))
         if config.cluster is not None:
             accepts = {NODES: node_accepts(Path(config.run_dir))}
@@ -100,18 +104,21 @@ class Loop:
         self._later: list[tuple[bytes, object]] = []
         """Messages for an engine that serves, while this core follows another one and does not serve yet."""
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
-        self._from_renderer = Codec(FromRenderer)
+        self._from_renderer, self._from_grammars = Codec(FromRenderer), Codec(FromGrammars)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
         folder = Path(config.run_dir)
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
-            send_shadow=self._send_shadow, send_renderer=self._send_renderer, start_stage=self._start_stage,
+            send_shadow=self._send_shadow, send_renderer=self._send_renderer, send_grammar=self._send_grammar,
+            start_stage=self._start_stage,
             notify_stage=self._notify_stage, note=self._note, store=Journal(folder),
             restored=restore(folder), clock=self._clock,
         )  # fmt: skip
-        self._identities = [_identity("s", place) for place in self.engine.stages.places]
+        places = self.engine.stages.places
+        self._identities = [(_identity("s", place), place.stage == places[-1].stage) for place in places]
+        """Step loops of the places, and whether each is of the last stage."""
         self._waiters = StateWaiters(self.engine.health, self.engine.rules, config.max_model_len)
 
     def run(self) -> None:
@@ -123,6 +130,7 @@ class Loop:
         poller.register(self._steps, zmq.POLLIN)
         poller.register(self._front, zmq.POLLIN)
         poller.register(self._render, zmq.POLLIN)
+        poller.register(self._grammar, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
         report_at = self._clock()
         while not self.engine.health.leaving:
@@ -130,7 +138,7 @@ class Loop:
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             wait_s = 0.0 if self.engine.unfinished else deadline - self._clock()
             woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
-            news = self._drain_renderer()
+            news = self._drain_renderer() | self._drain_grammar()
             call = self._drain_stages() or readable(self._front) or news or self.engine.unfinished
             if woken and not call:
                 continue  # Other stages are still busy with these steps.
@@ -201,6 +209,18 @@ class Loop:
                 self.engine.event("protocol.error", f"from the process of chat templates: {error}")
         return news
 
+    def _drain_grammar(self) -> bool:
+        """Route the messages of the grammar processes; return whether there was one."""
+        news = False
+        while readable(self._grammar):
+            name, *frames = self._grammar.recv_multipart(NOBLOCK)
+            news = True
+            try:
+                self.engine.constraints.take(name, self._from_grammars.decode(frames[-1]))
+            except ProtocolError as error:
+                self.engine.event("protocol.error", f"from a grammar process: {error}")
+        return news
+
     def _drain_front(self) -> bool:
         """Route the messages of consoles and supervisor; return whether there was one."""
         began = self._clock()
@@ -241,7 +261,7 @@ class Loop:
             case OpenSession():
                 engine.offline.open_session(message.session)
             case AbortMany():
-                engine.requests.abort_many(message.requests)
+                engine.offline.abort(message)
             case ForgetMany():
                 engine.outputs.forget(message.requests)
             case MetricsQuery():
@@ -263,15 +283,18 @@ class Loop:
             case Recall():
                 self._recall(message)
 
-    def _send_step(self, payload: bytes) -> None:
-        for identity in self._identities:
-            self._steps.send_multipart([identity, payload], NOBLOCK)
+    def _send_step(self, others: bytes, last: bytes) -> None:
+        for identity, is_last in self._identities:
+            self._steps.send_multipart([identity, last if is_last else others], NOBLOCK)
 
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], NOBLOCK)
 
     def _send_renderer(self, name: bytes, payload: bytes) -> None:
         self._render.send_multipart([name, payload], NOBLOCK)
+
+    def _send_grammar(self, name: bytes, payload: bytes) -> None:
+        self._grammar.send_multipart([name, payload], NOBLOCK)
 
     def _notify_stage(self, place: Place, message: NewGeneration | EdgeAddress | Shutdown) -> None:
         """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
@@ -322,13 +345,14 @@ class Loop:
 
     def _close(self) -> None:
         self.engine.templates.close()
+        self.engine.constraints.close()
         self._turn()
         self._send_events(self._report)
         self._send_report(self._report)
         self.engine.checks.shadow.stop()
         for place in self.engine.stages.places:
             self._notify_stage(place, Shutdown(self.engine.recovery.generation))
-        for socket in (self._steps, self._front, self._render, self._collect, self._report):
+        for socket in (self._steps, self._front, self._render, self._grammar, self._collect, self._report):
             socket.close(linger=500)
 
 

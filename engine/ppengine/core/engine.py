@@ -17,11 +17,13 @@ from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
 from ppengine.core.client_rules import ClientRules
+from ppengine.core.constraints import Constraints
 from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
 from ppengine.core.device_room import RoomBook
 from ppengine.core.event_feed import EventFeed
 from ppengine.core.events import Events
+from ppengine.core.grammar_process import GrammarProcess
 from ppengine.core.health import Health
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import Restored
@@ -46,6 +48,7 @@ from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_messages import StageMessages
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.submission_steps import SubmissionSteps
 from ppengine.core.submissions import Submissions
 from ppengine.core.successor import Successor
 from ppengine.core.verb_handlers import Commands
@@ -81,11 +84,12 @@ class Engine:
         spec: ModelSpec,
         tokenizer: Tokenizer | None,
         *,
-        send_step: Callable[[bytes], None],
+        send_step: Callable[[bytes, bytes], None],
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],
         send_renderer: Callable[[bytes, bytes], None],
+        send_grammar: Callable[[bytes, bytes], None],
         start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration | EdgeAddress], None],
         note: Callable[[Fact], None],
@@ -116,8 +120,14 @@ class Engine:
         )
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
+        checker, masker = (
+            GrammarProcess(Path(config.run_dir), send_grammar, clock, event, task) for task in ("checks", "masks")
+        )
+        self.constraints = constraints = Constraints(checker, masker, requests, frozenset(spec.eos_token_ids))
         self.rules = rules = ClientRules(requests, operations, clock)
-        self.offline = OfflineRequests(health, submissions, requests, rules, self.outputs, journal, reply)
+        self.offline = OfflineRequests(
+            health, submissions, constraints, requests, rules, self.outputs, journal, reply
+        )  # fmt: skip
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.recovery = recovery = Recovery(
@@ -128,9 +138,10 @@ class Engine:
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
+        steps = SubmissionSteps(submissions, self.templates, constraints, operations)
         self.commands = Commands(
-            config, health, one, many, stages, requests, submissions, self.templates, recovery, cordons, checks,
-            rules, operations, answers, journal,
+            config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules,
+            operations, answers, journal,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
@@ -307,6 +318,7 @@ class Engine:
         serving = self.health.serving
         if serving is not None:
             self._retire(serving)
+        self.constraints.advance(serving.scheduler if serving is not None else None)
         self.recovery.advance()
         serving = self.health.serving
         if serving is None:
@@ -331,6 +343,8 @@ class Engine:
     def _retire(self, serving: Serving) -> None:
         for step in self.tracker.take_retired():
             retirement = serving.scheduler.retire(step.number, step.sampled)
+            # The grammar process works while this one hands out the tokens.
+            self.constraints.advance(serving.scheduler)
             self.checks.retired(step.number)
             if step.differing:
                 self.checks.ranks_differ(step.number, step.differing)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from ppengine.core.client_rules import ClientRules
+from ppengine.core.constraints import FIELD, BadGrammarError, Constraints, TooManyGrammarsError
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
@@ -16,7 +18,7 @@ from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.submissions import Submissions
-from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.offline import AbortMany, Added, AddMany
 
 ADDED_MOST = 1000
 """Messages whose requests are known by number."""
@@ -32,6 +34,7 @@ class OfflineRequests:
 
     _health: Health
     _submissions: Submissions
+    _constraints: Constraints
     _requests: LiveRequests
     _rules: ClientRules
     _outputs: OutputHub
@@ -39,6 +42,8 @@ class OfflineRequests:
     _reply: Callable[[bytes, msgspec.Struct], None]
     added: OrderedDict[tuple[str, int], list[str]] = field(init=False, default_factory=OrderedDict)
     """Requests of the newest messages, by session and number: one that is repeated is carried out once."""
+    _compiling: dict[tuple[str, int], tuple[bytes, AddMany]] = field(init=False, default_factory=dict)
+    """Messages whose grammars are being compiled, with the client, by session and number."""
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of a message: all of them or none, and once however often it comes."""
@@ -46,6 +51,28 @@ class OfflineRequests:
         if key in self.added:
             self._reply(client, Added(nonce=message.nonce, requests=self.added[key]))
             return
+        compiling, self._compiling[key] = key in self._compiling, (client, message)
+        samplings = (one.sampling for one in message.submissions)
+        try:
+            if not compiling and self._constraints.compile(samplings, partial(self._compiled, key)):
+                self._compiled(key)
+        except (BadGrammarError, TooManyGrammarsError) as error:
+            text = str(error).removeprefix(f"{FIELD}: ")
+            self._compiled(key, text, later=isinstance(error, TooManyGrammarsError))
+
+    def _compiled(self, key: tuple[str, int], error: str = "", later: bool = False) -> None:
+        """Go on with a message whose grammars are compiled, unless its client has left."""
+        client, message = self._compiling.pop(key, (b"", None))
+        if message is None:
+            return
+        if error:
+            text = f"{FIELD}: {error}"
+            self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=later))
+        else:
+            self._add(client, message)
+
+    def _add(self, client: bytes, message: AddMany) -> None:
+        key = message.session, message.nonce
         health = self._health
         lost, serving = bool(health.down or health.gave_up), health.serving
         try:
@@ -75,7 +102,16 @@ class OfflineRequests:
 
     def open_session(self, session: str) -> None:
         """Abort the requests that an earlier process has left in a session."""
+        self._compiling = {key: waiting for key, waiting in self._compiling.items() if key[0] != session}
         self._requests.abort_many(self._outputs.open_in(session))
+
+    def abort(self, message: AbortMany) -> None:
+        """Abort requests of a session, also those whose grammars are being compiled."""
+        names = set(message.requests)
+        for key, (_, waiting) in list(self._compiling.items()):
+            if key[0] == message.session and any(one.request in names for one in waiting.submissions):
+                del self._compiling[key]
+        self._requests.abort_many(message.requests)
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""

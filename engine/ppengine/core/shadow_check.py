@@ -103,11 +103,7 @@ class Shadow:
         if self.state != "ready":
             return
         # The reference compares tokens of the model's own logits.
-        greedy = [
-            request
-            for request in rows
-            if request.sampling.greedy and not request.sampling.adjusts and request.output_ids
-        ]
+        greedy = [request for request in rows if _is_plain(request) and request.output_ids]
         if not greedy:
             return
         self._due += self.share
@@ -161,3 +157,8 @@ class Shadow:
 
     def _ready_text(self) -> str:
         return f"the reference is ready and repeats {self.share:.2%} of the steps"
+
+
+def _is_plain(request: Request) -> bool:
+    """Return whether the tokens of a request are the best ones of the model's own logits."""
+    return request.sampling.greedy and not request.sampling.adjusts and not request.constrained

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ppengine.core.stage_records import Stages
 from ppengine.protocol.frames import encode
 from ppengine.protocol.place import Place
@@ -49,7 +51,8 @@ class Change:
 class StageTracker:
     """Sends steps and counts the stages that have retired them."""
 
-    def __init__(self, stages: Stages, send: Callable[[bytes], None], clock: Callable[[], float]) -> None:
+    def __init__(self, stages: Stages, send: Callable[[bytes, bytes], None], clock: Callable[[], float]) -> None:
+        """`send` takes the bytes for the other stages, and for the last one."""
         self._stages = stages
         self._send = send
         self._clock = clock
@@ -71,13 +74,14 @@ class StageTracker:
         self._change, self._map_blocks = None, 0
 
     def send(self, step: Step) -> None:
-        """Send `step` to every stage."""
+        """Send `step` to every stage, with its masks to the last one alone."""
         tokens = sum(row.count for row in step.rows)
         self._steps.append(InFlightStep(step.number, self._clock(), tokens, len(step.moves), set(self._places)))
         if step.map_blocks is not None:
             blocks = abs(step.map_blocks - self._map_blocks)
             self._change, self._map_blocks = Change(step.number, blocks, set(self._places)), step.map_blocks
-        self._send(encode(step))
+        whole = encode(step)
+        self._send(encode(msgspec.structs.replace(step, masks=[])) if step.masks else whole, whole)
 
     def acknowledge(self, message: Retired) -> bool:
         """Note one stage's retirement, unless late or repeated; return whether the oldest step has retired."""

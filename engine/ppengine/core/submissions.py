@@ -62,8 +62,8 @@ class Submissions:
         """Return checked sampling parameters, with the tokens of bad words among `bad_words_ids`."""
         if self._tokenizer is None and sampling.stop:
             raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        if sampling.structured_outputs is not None:
-            raise ValueError("structured_outputs are not served yet")
+        if self._tokenizer is None and sampling.structured_outputs is not None:
+            raise ValueError("structured_outputs need a tokenizer; this engine was started without one")
         if self._tokenizer is None and sampling.bad_words:
             raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
         self._check_vocabulary("stop token id", sampling.stop_token_ids)

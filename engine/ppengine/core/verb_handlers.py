@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, get_args
 
 import msgspec
 
 from ppengine.common.config import EngineConfig
-from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.core import ownership
 from ppengine.core.answers import Answers
 from ppengine.core.client_rules import ClientRules
@@ -24,13 +22,13 @@ from ppengine.core.many_requests import ManyRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.recovery import Recovery
+from ppengine.core.refusals import REFUSALS, code_of
 from ppengine.core.request_verbs import RequestVerbs
-from ppengine.core.scheduler import DoesNotFit, Scheduler
-from ppengine.core.scheduler import Refused as NotPossible
+from ppengine.core.scheduler import Scheduler
 from ppengine.core.stage_records import Stages
+from ppengine.core.submission_steps import Submission, SubmissionSteps
 from ppengine.core.submissions import Submissions
-from ppengine.protocol.chat_messages import Rendered
-from ppengine.protocol.control import Command, ErrorCode, Outcome, Refused
+from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.reports import Attended
 from ppengine.protocol.verb_table import covers
 from ppengine.protocol.verbs import (
@@ -53,8 +51,6 @@ from ppengine.protocol.verbs import (
     value_of,
 )
 
-_REFUSALS = (CommandError, NotPossible, DoesNotFit, TooManyChatsError, ValueError)
-"""Errors that refuse a command, each with its reason in one line."""
 ATTENDED_MOST = 1000
 """Requests noted with their console, before those that have ended are dropped."""
 
@@ -70,7 +66,7 @@ class Commands:
     _stages: Stages
     _requests: LiveRequests
     _submissions: Submissions
-    _templates: TemplateProcess
+    _steps: SubmissionSteps
     _recovery: Recovery
     _cordons: Cordons
     _checks: Checks
@@ -108,12 +104,15 @@ class Commands:
         if self._answers.repeat(client, command.id):
             return
         try:
-            if isinstance(command.verb, Submit) and command.verb.chat:
-                self._render(client, command, command.verb)
+            if isinstance(command.verb, Submit):
+                self._check(command)
+                one = self._submission(client, command, command.verb, None)
+                if self._steps.begin(one):
+                    self._submit(one)
                 return
             plan = self._plan(command)
-        except _REFUSALS as error:
-            self._answers(client, Refused(id=command.id, code=_code(error), text=str(error)))
+        except REFUSALS as error:
+            self._answers(client, Refused(id=command.id, code=code_of(error), text=str(error)))
         else:
             self._begin(client, command, plan)
 
@@ -129,43 +128,31 @@ class Commands:
         else:
             plan.begin(operation or self._operations.open(command, client, plan.target, request=plan.request))
 
-    def _render(self, client: bytes, command: Command, verb: Submit, operation: Operation | None = None) -> None:
-        """Have the prompt of a chat rendered; its submission goes on in `_rendered`. Raises as `_plan`."""
-        self._check(command)
-        chat, most = self._submissions.chat(verb)
-        self._templates.check_room()
-        # It has no request before its prompt is known, so its wait is an operation's.
-        if operation is None and not command.dry_run:
-            operation = self._operations.open(command, client, verb.request)
-        defer = None if operation is None else partial(self._operations.defer, operation)
-        self._templates.render(chat, most, partial(self._rendered, client, command, verb, operation), defer)
+    def _submission(self, client: bytes, command: Command, verb: Submit, operation: Operation | None) -> Submission:
+        return Submission(client, command, verb, operation, self._submit, self._refuse)
 
-    def _rendered(
-        self, client: bytes, command: Command, verb: Submit, operation: Operation | None, rendered: Rendered
-    ) -> None:  # fmt: skip
-        """Submit a chat by the tokens of its text: all is checked again, for the core has gone on meanwhile."""
-        try:
-            if rendered.error:
-                raise CommandError(rendered.code, rendered.error)
-            plan = self._plan(msgspec.structs.replace(command, verb=self._submissions.rendered(verb, rendered.text)))
-        except _REFUSALS as error:
-            if operation is None:
-                self._answers(client, Refused(id=command.id, code=_code(error), text=str(error)))
-            else:
-                self._operations.refuse(operation, _code(error), str(error))
+    def _submit(self, one: Submission) -> None:
+        """Plan a submission and execute it: all is checked again, for the core may have gone on meanwhile."""
+        self._begin(one.client, one.command, self._plan(one.command), one.operation)
+
+    def _refuse(self, one: Submission, error: Exception) -> None:
+        if one.operation is None:
+            self._answers(one.client, Refused(id=one.command.id, code=code_of(error), text=str(error)))
         else:
-            self._begin(client, command, plan, operation)
+            self._operations.refuse(one.operation, code_of(error), str(error))
 
     def resume(self, opened: Opened) -> None:
         """Carry out a command that a core before this one has accepted and not ended: from its beginning."""
-        client, command = opened.client, opened.command
+        client, command, verb = opened.client, opened.command, opened.command.verb
         operation = self._operations.reopen(opened.op, command, client)
         try:
-            if isinstance(command.verb, Submit) and command.verb.chat:
-                self._render(client, command, command.verb, operation)
+            if isinstance(verb, Submit):
+                one = self._submission(client, msgspec.structs.replace(command, if_rev=None), verb, operation)
+                if self._steps.begin(one):
+                    self._submit(one)
             else:
                 self._plan(msgspec.structs.replace(command, if_rev=None)).begin(operation)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             self._operations.end(operation, "failed", f"the core was restarted meanwhile: {error}")
 
     def restore_attended(self, attended: Iterable[Attended]) -> None:
@@ -326,15 +313,3 @@ def _running(scheduler: Scheduler) -> int:
     """Return how many requests run or are being loaded."""
     queues = scheduler.queues.counts()
     return queues.running + queues.loading
-
-
-def _code(error: Exception) -> ErrorCode:
-    """Return the code of a refusal."""
-    match error:
-        case CommandError() | NotPossible():
-            return error.code
-        case DoesNotFit():
-            return "DOES_NOT_FIT"
-        case TooManyChatsError():
-            return "BUSY"
-    return "INVALID"

@@ -185,6 +185,9 @@ class Service:
             raise unavailable(answer.error, 5)
         if answer.error:
             text = answer.error.removeprefix("prompt 0: ") if len(prompts) == 1 else answer.error
+            if text.startswith("structured_outputs: "):
+                name = request.constraint_field or "structured_outputs"
+                raise invalid(f"{name}: {text.removeprefix('structured_outputs: ')}", name)
             raise _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
         caller.call.prompt(sum(map(len, prompts)))
         return name, [

@@ -105,6 +105,14 @@ class Row(msgspec.Struct, array_like=True):
     token: int
 
 
+class Mask(msgspec.Struct, array_like=True, frozen=True):
+    """Tokens that may be sampled for a row."""
+
+    slot: int
+    bits: bytes
+    """A bit a token: token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+
+
 class Step(msgspec.Struct, tag="step", array_like=True):
     """One micro-batch, or memory work alone (`rows` empty). `number` counts from 1 without gaps."""
 
@@ -124,6 +132,8 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     rows: list[Row] = []
     checks: int | None = None
     """From this step on exactly these checks (`Check`) are on, on every stage; None: as they are."""
+    masks: list[Mask] = []
+    """One a sampling row of a constrained request; to the last stage alone."""
 
 
 class Sampled(msgspec.Struct, array_like=True):

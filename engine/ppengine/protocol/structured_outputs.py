@@ -27,7 +27,7 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
     text: str
     """Choices are a JSON list of texts."""
     whitespace: str | None = None
-    """Regular expression of white space in JSON; None: up to 40 characters, empty: none."""
+    """Regular expression of white space in JSON; None: up to 24 characters, empty: none."""
 
 
 class StructuredOutputsParams(
@@ -103,8 +103,8 @@ def _schema_text(schema: object) -> str:
         raise ValueError(f"json is nested too deeply; at most {MOST_DEPTH} levels are taken") from None
     except (msgspec.MsgspecError, TypeError, UnicodeError, OverflowError) as error:
         raise ValueError(f"json is no JSON: {error}") from None
-    if not isinstance(found, (dict, bool)):
-        raise ValueError(f"json is a {type(found).__name__}; a JSON schema is an object, true or false")
+    if not isinstance(found, dict):
+        raise ValueError(f"json is {msgspec.json.encode(found)[:40].decode(errors='replace')}; give a schema object")
     level, depth = [found], 0
     while level := [inner for outer in level for inner in _inside(outer)]:
         depth += 1

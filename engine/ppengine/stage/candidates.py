@@ -35,7 +35,7 @@ def sample_split(logits: Tensor, inputs: SamplingInputs, shard: Shard, group: Gr
 
 def candidates_needed(inputs: SamplingInputs) -> int:
     """Return how many of each rank's best tokens decide the rows; 0 if more than `MOST`, or all, are needed."""
-    if inputs.adjustments or max(inputs.logprobs, default=-1) >= 0:
+    if inputs.adjustments or inputs.masks or max(inputs.logprobs, default=-1) >= 0:
         return 0
     pairs = zip(inputs.temperature, inputs.top_k, strict=True)
     counts = [1 if temperature <= 0 else top_k for temperature, top_k in pairs]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.models.group import ALONE, Group
-from ppengine.protocol.steps import Register, Sampled
+from ppengine.protocol.steps import Register, Sampled, Step
 from ppengine.stage.candidates import sample_split
 from ppengine.stage.token_history import TokenHistory, adjustment_of
 
@@ -23,13 +23,14 @@ def sample_rows(
     positions: list[int],
     shard: Shard | None = None,
     group: Group = ALONE,
+    masks: Mapping[int, bytes] | None = None,
 ) -> tuple[Tensor, list[Sampled]]:
     """Return tokens [R] int64 and their wire form, in row order.
 
     `logits` is [R, V], or this rank's columns of it if `shard` says that the vocabulary is split over
     `group`: all of its ranks return the same. `positions` say where in its sequence each token goes,
     which keys its random number. `history` has the tokens before them of requests with adjustments,
-    and gets the new ones.
+    and gets the new ones. `masks` are those of constrained requests, by slot.
     """
     rows = [requests[slot] for slot in slots]
     inputs = SamplingInputs(
@@ -46,6 +47,7 @@ def sample_rows(
         },
         logprobs=[row.logprobs for row in rows],
         adjustments=_adjustments(rows, positions, history),
+        masks={index: masks[slot] for index, slot in enumerate(slots) if slot in masks} if masks else {},
     )
     if shard is None or shard.size == 1:
         output = sample(logits, inputs)
@@ -57,6 +59,11 @@ def sample_rows(
     for index, (chosen, best) in output.logprobs.items():
         sampled[index].logprob, sampled[index].top = chosen, best
     return output.tokens, sampled
+
+
+def masks_by_slot(step: Step) -> dict[int, bytes]:
+    """Return the masks of a step's constrained rows."""
+    return {mask.slot: mask.bits for mask in step.masks}
 
 
 def _adjustments(rows: list[Register], positions: list[int], history: TokenHistory) -> dict[int, Adjustment]:

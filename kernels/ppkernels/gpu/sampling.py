@@ -19,6 +19,7 @@ from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.draw import sample_rows
 from ppkernels.gpu.logprobs import logprob_rows
 from ppkernels.gpu.row_passes import MAX_VOCABULARY
+from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 
 _GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
@@ -212,13 +213,14 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> SamplingOutput:
     slots = torch.arange(rows, device=device)
     positions = torch.tensor(inputs.position, dtype=torch.int64, device=device)
     greedy = not any(value > 0 for value in inputs.temperature)
+    whole, logits = logits, masked(logits, inputs.masks) if inputs.masks else logits
     if inputs.adjustments:
         records = DeviceAdjustments(rows, logits.shape[1], max(inputs.position) + 1, device)
         records.set(range(rows), [inputs.adjustments.get(row) for row in range(rows)])
         tokens = choose_adjusted(logits, table, records, slots, positions, greedy=greedy)
     else:
         tokens = choose(logits, table, slots, positions, greedy=greedy)
-    return SamplingOutput(tokens, _listed(logits, table, slots, tokens, wanted))
+    return SamplingOutput(tokens, _listed(whole, table, slots, tokens, wanted))
 
 
 def _listed(

@@ -43,7 +43,8 @@ class Admission:
     def limit(self, request: Request) -> None:
         """Set the token limit and the stop tokens of a request."""
         request.max_tokens = self._max_tokens(request)
-        eos = frozenset() if request.sampling.ignore_eos else self._eos
+        # A grammar that must end has no other token, so its masks keep the others apart.
+        eos = frozenset() if request.sampling.ignore_eos and not request.constrained else self._eos
         request.stops = eos.union(request.sampling.stop_token_ids)
 
     def number_from(self, number: int) -> None:

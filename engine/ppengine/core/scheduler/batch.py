@@ -10,7 +10,7 @@ from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence
-from ppengine.core.scheduler.step_log import StepLog
+from ppengine.core.scheduler.step_log import StepLog, mask_of
 from ppengine.protocol.snapshot import Why
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
 
@@ -103,7 +103,9 @@ class Batcher:
                 in_flight.append(number)
             rows.append(Row(request.slot, start, 1, True, token))  # type: ignore[arg-type]  # running has a slot
             entries.append((request, end, True))
-            if request.pending < max_pending and len(outputs) + request.pending < request.max_tokens:
+            if request.constrained:
+                record.masks.append(mask_of(request))
+            if request.may_sample(max_pending) and len(outputs) + request.pending < request.max_tokens:
                 again.append(request)
         for request in reversed(self.starved):
             request.queued = True
@@ -159,6 +161,11 @@ class Batcher:
         budget = self._config.max_num_batched_tokens
         if count < known - start <= budget and not self._config.chunked_prefill:
             return
+        if start + count == known and request.constrained and request.mask is None:
+            count -= 1  # The token behind the last one cannot be sampled yet.
+            if not count:
+                self._queues.put_prefilling(request)
+                return
         end = start + count
         sample = end == known
         draft = self._steps.draft
@@ -177,6 +184,8 @@ class Batcher:
             if request.followers:
                 self._forkable.append(request)
         if sample:
+            if request.constrained:
+                draft.masks.append(mask_of(request))
             request.pending = 1
             self._queues.leave(request)
             request.last_step = draft.number

@@ -87,6 +87,10 @@ class Request:
     """Samples that wait for this one's prompt; they are in no queue."""
     queued: bool = False
     """Whether it is in the ready queue."""
+    constrained: bool = field(init=False)
+    """Whether its output follows a grammar, so that each token needs a mask."""
+    mask: bytes | None = None
+    """Mask of its next token; None: it has not come. A token that was sampled with it ends it."""
     digests: list[bytes] = field(default_factory=list)
     last_step: int = 0
     """Step number of its last row that samples."""
@@ -94,6 +98,16 @@ class Request:
     """Step number of the end of its prompt."""
     num_entered: int = 0
     """Blocks of its table that are in the prefix cache, entered by it or found there."""
+
+    def __post_init__(self) -> None:
+        """Note whether its output is constrained."""
+        self.constrained = self.sampling.structured_outputs is not None
+
+    def may_sample(self, most_pending: int) -> bool:
+        """Return whether another token of it may be scheduled. A constrained one is never scheduled ahead."""
+        if self.constrained:
+            return self.mask is not None and not self.pending
+        return self.pending < most_pending
 
     @property
     def group(self) -> str:

@@ -86,6 +86,8 @@ class RequestQueues:
         """Running requests with more than one known token to compute."""
         self.parked = 0
         """Followers that wait for their leader's prompt."""
+        self.constrained: dict[Request, None] = {}
+        """Requests whose tokens need masks, and some that have ended."""
 
     def counts(self) -> Queues:
         """Return the number of requests in each state."""
@@ -112,12 +114,18 @@ class RequestQueues:
 
     def enqueue(self, request: Request) -> None:
         """Queue a new request; a follower waits until its leader's prompt is computed."""
-        self.requests[request.id] = request
+        self.enter(request)
         if request.leader is None:
             self.put_waiting(request)
         else:
             request.leader.followers.append(request)
             self.parked += 1
+
+    def enter(self, request: Request) -> None:
+        """Take a request in, before it has a queue."""
+        self.requests[request.id] = request
+        if request.constrained:
+            self.constrained[request] = None
 
     def put_waiting(self, request: Request) -> None:
         """Queue a new or preempted request at its place by its order."""
@@ -159,7 +167,7 @@ class RequestQueues:
             return
         if computed < len(request.prompt_ids) or request.num_tokens + request.pending - computed > 1:
             self.put_prefilling(request)
-        elif request.pending < self.max_pending and len(request.output_ids) + request.pending < request.max_tokens:
+        elif request.may_sample(self.max_pending) and len(request.output_ids) + request.pending < request.max_tokens:
             self.put_ready(request)
 
     def unpark(self, leader: Request) -> None:

@@ -80,12 +80,13 @@ class StepRetirer:
     def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
         token, outputs = answer.token, request.output_ids
         outputs.append(token)
+        request.mask = None
         result.tokens.append((request, token, answer.logprob, answer.top))
         count = len(outputs)
         if count == 1:
             request.first_token_time = self._fences.now()
             result.began.append(request)
-        if token in request.stops and count >= request.sampling.min_tokens:
+        if token in request.stops and (request.constrained or count >= request.sampling.min_tokens):
             self._end(request, "stop")
         elif count >= request.max_tokens:
             self._end(request, "length")

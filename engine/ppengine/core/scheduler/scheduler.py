@@ -67,7 +67,7 @@ class Scheduler:
     def restore(self, request: Request) -> None:
         """Queue a request of a core before this one, to be recomputed from its known tokens."""
         self.admission.limit(request)
-        self.queues.requests[request.id] = request
+        self.queues.enter(request)
         if request.held_by:
             self.queues.put_held(request, request.held_by)
         else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Adjustments, Move, MoveKind, Register, Row, Sampled, Step
+from ppengine.protocol.steps import Adjustments, Mask, Move, MoveKind, Register, Row, Sampled, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +29,8 @@ class StepRecord:
     """Source blocks of device copies, with one reference each until the step has retired."""
     slots: list[int] = field(default_factory=list)
     """Slots that it releases."""
+    masks: list[Mask] = field(default_factory=list)
+    """Masks of its rows that sample and are constrained."""
     prefill_tokens: int = 0
     """Number of tokens of its rows that are not decodes."""
 
@@ -92,7 +94,8 @@ class StepLog:
                 top_k=max(sampling.top_k, 0),
                 seed=request.seed,
                 sample=request.sample,
-                min_tokens=sampling.min_tokens,
+                # Masks know it: a stage might ban the only token that a grammar allows.
+                min_tokens=0 if request.constrained else sampling.min_tokens,
                 stop_token_ids=sorted(request.stops),
                 logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
                 adjustments=_adjustments(sampling) if sampling.adjusts else None,
@@ -135,6 +138,7 @@ class StepLog:
             moves=self._moves,
             rows=rows,
             checks=checks,
+            masks=self.draft.masks,
         )
         self.unretired.append(self.draft)
         self.micro_batches += bool(rows)
@@ -175,6 +179,13 @@ class StepLog:
     def pins(self) -> Counter[int]:
         """Return the number of references that copies in unretired steps keep on each block."""
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
+
+
+def mask_of(request: Request) -> Mask:
+    """Return the mask of a constrained request that is scheduled. Raises ValueError if it has none."""
+    if request.slot is None or request.mask is None:
+        raise ValueError(f"{request.id} is scheduled without a slot or a mask")
+    return Mask(request.slot, request.mask)
 
 
 def _adjustments(sampling: SamplingParams) -> Adjustments:

@@ -25,6 +25,8 @@ def why(scheduler: Scheduler, request: Request) -> Why | None:
 
 
 def _running(scheduler: Scheduler, request: Request) -> Why | None:
+    if request.constrained and request.mask is None:
+        return Why(code="mask", text="waits for the mask of its next token, from the grammar process")
     if request in scheduler.batcher.starved:
         have = max(scheduler.blocks.device.available, 0)
         return Why(code="blocks", need=1, have=have, text=f"needs 1 more block, has {have}")

@@ -16,7 +16,7 @@ from ppengine.stage.batch_state import Plan
 from ppengine.stage.checksum import checksum
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
-from ppengine.stage.sampler import sample_rows
+from ppengine.stage.sampler import masks_by_slot, sample_rows
 from ppengine.stage.token_history import TokenHistory
 
 # Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
@@ -63,7 +63,7 @@ class CpuRunner(Runner):
         if self._checks.looks_for_non_finite:
             self._finite.look(number, plan, hidden, out)
         if self._model.last:
-            self._finish(number, plan, out, pending)
+            self._finish(number, plan, out, masks_by_slot(step), pending)
             return
         if self._sender is not None:
             out = out.contiguous()
@@ -82,7 +82,9 @@ class CpuRunner(Runner):
         ids = torch.from_numpy(self._state.input_ids(plan, on_device))
         return self._model.embed(ids, plan.batch.positions)
 
-    def _finish(self, number: int, plan: Plan, hidden: Tensor, pending: Pending) -> None:
+    def _finish(
+        self, number: int, plan: Plan, hidden: Tensor, masks: dict[int, bytes], pending: Pending
+    ) -> None:  # fmt: skip
         """Sample on the last stage, and pass the tokens to the first one."""
         rows = len(plan.sampled)
         if not rows:
@@ -96,7 +98,7 @@ class CpuRunner(Runner):
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
         requests, history, model = self._state.requests, self._history, self._model
         tokens, sampled = sample_rows(
-            logits, requests, history, slots.tolist(), positions.tolist(), model.shard, model.group
+            logits, requests, history, slots.tolist(), positions.tolist(), model.shard, model.group, masks
         )
         if self._token_sender is not None:
             self._token_sender.sampled(number, tokens)

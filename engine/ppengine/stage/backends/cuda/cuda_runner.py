@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 from ppkernels.gpu.sampling import Parameters, choose, choose_adjusted, logprobs
+from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling_inputs import Adjustment
 from torch import Tensor
 from typing_extensions import override
@@ -32,6 +33,7 @@ from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
+from ppengine.stage.sampler import masks_by_slot
 from ppengine.stage.token_history import adjustment_of
 from ppengine.stage.wire import SupersededError
 
@@ -109,7 +111,7 @@ class CudaRunner(Runner):
             graphs.load(plan, ids)
         self._receive(number, count, pending)
         buffers.compute.declare("layers", *self._touched(plan))
-        self._launch(number, plan, ids, graphs, pending)
+        self._launch(step, plan, ids, graphs, pending)
         if self._receiver is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
 
@@ -125,9 +127,10 @@ class CudaRunner(Runner):
         return [buffers.input_buffer, *reads], [buffers.kv_blocks.whole, *writes]
 
     def _launch(
-        self, number: int, plan: Plan, ids: Ints, graphs: DecodeGraphs | ChunkGraphs | None, pending: Pending
+        self, step: Step, plan: Plan, ids: Ints, graphs: DecodeGraphs | ChunkGraphs | None, pending: Pending
     ) -> None:
         """Launch the layers, and sampling or sending behind them."""
+        number = step.number
         count, last, compute = int(plan.query_start[-1]), self._model.last, self.buffers.compute
         work = self._timer.work(compute, number, count, int(plan.ends.sum()))
         # Before the other ends of the step, which take time of the host, and may wait for a neighbour.
@@ -137,7 +140,7 @@ class CudaRunner(Runner):
                 out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
             if last and len(plan.sampled):
                 work.sampling()
-                self._sample(number, plan, out, slots, positions, pending)
+                self._sample(step, plan, out, slots, positions, pending)
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
@@ -211,9 +214,10 @@ class CudaRunner(Runner):
         pending.finally_do(judge)
 
     def _sample(
-        self, number: int, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending
+        self, step: Step, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending
     ) -> None:
-        buffers, requests = self.buffers, [self._state.requests[slot] for slot in plan.sampled_slots.tolist()]
+        number, order = step.number, plan.sampled_slots.tolist()
+        buffers, requests = self.buffers, [self._state.requests[slot] for slot in order]
         compute, sender = buffers.compute, self._token_sender
         assert buffers.sampling is not None and buffers.adjustments is not None
         greedy = not any(request.temperature > 0 for request in requests)
@@ -224,11 +228,14 @@ class CudaRunner(Runner):
             if newest is None:
                 newest = buffers.latest
             with compute.doing("sampling"):
+                masks = masks_by_slot(step)
+                rows = {row: masks[slot] for row, slot in enumerate(order) if slot in masks}
+                allowed = masked(logits, rows) if rows else logits
                 if adjusts:
                     tables = buffers.sampling, buffers.adjustments
-                    tokens = choose_adjusted(logits, *tables, slots, positions, greedy=greedy, newest=newest)
+                    tokens = choose_adjusted(allowed, *tables, slots, positions, greedy=greedy, newest=newest)
                 else:
-                    tokens = choose(logits, buffers.sampling, slots, positions, greedy=greedy, newest=newest)
+                    tokens = choose(allowed, buffers.sampling, slots, positions, greedy=greedy, newest=newest)
             if sender is not None:
                 sender.sampled(number, tokens)
             parts = [tokens]

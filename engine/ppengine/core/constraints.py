@@ -1,0 +1,179 @@
+"""Constrained outputs: their grammars are compiled before admission, and each token waits for its mask.
+
+There are two processes: one compiles grammars for the first time, and the other has those that were compiled there. So
+a grammar that does not end takes no masks from other requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked
+from ppengine.core.live_requests import LiveRequests
+from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.request import Request
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.structured_outputs import Grammar
+
+KEPT_MOST = 1000
+"""Grammars whose first mask, or whose error, is kept."""
+FIELD = "structured_outputs"
+"""The field that errors of a grammar name."""
+Then = Callable[[str, bool], None]
+"""Takes an error, empty without one, and whether a later try may succeed."""
+
+
+class TooManyGrammarsError(Exception):
+    """As many grammars wait to be compiled as may; one line."""
+
+
+class BadGrammarError(ValueError):
+    """A grammar that was refused before; one line."""
+
+
+class _Output(NamedTuple):
+    """A live request in the process."""
+
+    matcher: int
+    grammar: Grammar
+
+
+@dataclass(eq=False)
+class Constraints:
+    """Owns the matchers' numbers and the first masks; the masks of outputs are in their requests."""
+
+    checks: GrammarProcess
+    """Compiles grammars before admission."""
+    masks: GrammarProcess
+    _requests: LiveRequests
+    _eos: frozenset[int]
+    _first: OrderedDict[Grammar, bytes] = field(init=False, default_factory=OrderedDict)
+    """First masks of grammars that were compiled, the newest last."""
+    _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
+    """Reasons of grammars that were refused: one that takes long is compiled once."""
+    _compiling: dict[Grammar, list[Callable[[Masked], None]]] = field(init=False, default_factory=dict)
+    _outputs: dict[Request, _Output] = field(init=False, default_factory=dict)
+    _asked: set[Request] = field(init=False, default_factory=set)
+    _count: int = field(init=False, default=0)
+
+    def compile(self, samplings: Iterable[SamplingParams], then: Then) -> bool:
+        """Return True if all grammars are compiled; otherwise have them compiled, and call `then` in a later turn.
+
+        Raises TooManyGrammarsError, and BadGrammarError for one that was refused before.
+        """
+        new = {grammar for grammar in map(_grammar, samplings) if grammar is not None and grammar not in self._first}
+        if not new:
+            return True
+        if bad := next((self._bad[grammar] for grammar in new if grammar in self._bad), ""):
+            raise BadGrammarError(f"{FIELD}: {bad}")
+        if self.checks.full:
+            raise TooManyGrammarsError(f"{WAITING_MOST} grammars wait to be compiled; submit it again later")
+        self.masks.prepare()
+        left, first = set(new), Masked()
+
+        def end(grammar: Grammar, masked: Masked) -> None:
+            nonlocal first
+            left.discard(grammar)
+            first = first if first.error else masked
+            if not left:
+                then(first.error, first.later)
+
+        for grammar in new:
+            waiting = self._compiling.setdefault(grammar, [])
+            waiting.append(partial(end, grammar))
+            if len(waiting) == 1:
+                self.checks.ask(Ask(0, grammar, (), (), partial(self._took, grammar)))
+        return False
+
+    def advance(self, scheduler: Scheduler | None) -> None:
+        """Ask for the masks that live requests lack, forget those that have ended, and watch the processes."""
+        if scheduler is not None and scheduler.queues.constrained:
+            self._look(scheduler)
+        self.checks.advance()
+        self.masks.advance()
+
+    def take(self, name: bytes, message: object) -> None:
+        """Take a message of one of the processes."""
+        self.checks.take(name, message)
+        self.masks.take(name, message)
+
+    def close(self) -> None:
+        """End the processes."""
+        self.checks.close()
+        self.masks.close()
+
+    def _look(self, scheduler: Scheduler) -> None:
+        """Ask and forget."""
+        constrained = scheduler.queues.constrained
+        ended = [request for request in constrained if request.finished]
+        for request in ended:
+            del constrained[request]
+        if ended:
+            gone = [self._outputs.pop(request) for request in ended if request in self._outputs]
+            self.masks.forget([output.matcher for output in gone])
+        for request in constrained:
+            if request.mask is None and request not in self._asked:
+                self._want(scheduler, request)
+
+    def _want(self, scheduler: Scheduler, request: Request) -> None:
+        output, held = self._output(request), self._held(request)
+        if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
+            self._give(scheduler, request, first)
+            return
+        self._asked.add(request)
+
+        def end(masked: Masked) -> None:
+            self._asked.discard(request)
+            if request.finished or masked.later:
+                return
+            if masked.error:
+                request.loss = f"structured output: {masked.error}"
+                scheduler.retirement.finish(request.id, "lost")
+                self._requests.ended(request)
+            else:
+                self._give(scheduler, request, masked.mask)
+
+        self.masks.ask(Ask(output.matcher, output.grammar, request.output_ids, held, end))
+
+    def _output(self, request: Request) -> _Output:
+        output = self._outputs.get(request)
+        if output is None:
+            grammar = _grammar(request.sampling)
+            assert grammar is not None
+            self._count += 1
+            output = self._outputs[request] = _Output(self._count, grammar)
+        return output
+
+    @staticmethod
+    def _give(scheduler: Scheduler, request: Request, mask: bytes) -> None:
+        request.mask = mask
+        scheduler.queues.resume(request)
+
+    def _held(self, request: Request) -> list[int]:
+        """Return the stop tokens that must not be chosen as long as others may be."""
+        sampling = request.sampling
+        if len(request.output_ids) < sampling.min_tokens:
+            return sorted(request.stops)
+        return sorted(self._eos) if sampling.ignore_eos else []
+
+    def _took(self, grammar: Grammar, masked: Masked) -> None:
+        """Keep a first mask, and let those go on that wait for it."""
+        if masked.mask:
+            self._first[grammar] = masked.mask
+            if len(self._first) > KEPT_MOST:
+                self._first.popitem(last=False)
+        elif not masked.later:
+            self._bad[grammar] = masked.error
+            if len(self._bad) > KEPT_MOST:
+                self._bad.popitem(last=False)
+        for end in self._compiling.pop(grammar):
+            end(masked)
+
+
+def _grammar(sampling: SamplingParams) -> Grammar | None:
+    wanted = sampling.structured_outputs
+    return None if wanted is None else wanted.compiled_form

@@ -1,0 +1,261 @@
+"""The grammar process as the core sees it: its start, questions, deadlines, and what follows its end.
+
+The core never waits for it. It is started at the first question and replaced when it ends or does not answer. A new one
+gets every open question again, with all tokens of the output. Questions that were open at an end are suspects: the next
+process gets them one at a time, so that a grammar which ends two processes is known, and no other is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from ppengine.common.child_process import Child, spawn
+from ppengine.common.one_line import one_line
+from ppengine.protocol.frames import encode
+from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions
+from ppengine.protocol.structured_outputs import Grammar
+
+log = logging.getLogger("ppengine.core")
+
+MODULE = "ppengine.grammar"
+ANSWER_S = 10.0
+"""Seconds for an answer: a compile takes up to some 0.1 s, a mask a millisecond."""
+START_S = 30.0
+"""Seconds for the start of the process, which reads the tokenizer."""
+AGAIN_S = 1.0
+"""Seconds between two starts, if the first has failed."""
+STARTS_MOST = 3
+"""Starts that fail in a row before grammars that wait are refused."""
+COMPILES_MOST = 8
+"""Grammars in the process that it may have to compile: others wait here, where no deadline runs."""
+WAITING_MOST = 1024
+"""Grammars that wait to be compiled; later ones are refused."""
+ENDS_MOST = 2
+"""Processes that end with one question alone, until the question is to blame."""
+
+
+class Masked(NamedTuple):
+    """Answer to a question: a mask, or the reason why there is none."""
+
+    mask: bytes = b""
+    error: str = ""
+    later: bool = False
+    """Whether it may be asked again later: the grammar is not at fault."""
+
+
+@dataclass(eq=False, slots=True)
+class Ask:
+    """A question, until its answer. `matcher` 0: the grammar alone is compiled."""
+
+    matcher: int
+    grammar: Grammar
+    tokens: Sequence[int]
+    """All tokens of the output; they do not change meanwhile."""
+    held: Sequence[int]
+    """Tokens that are not allowed as long as others are."""
+    end: Callable[[Masked], None]
+    given_at: float = 0.0
+    compiles: bool = False
+    """Whether the process may have to compile its grammar."""
+    suspect: bool = False
+    """Whether a process has ended while it was open."""
+    ends: int = 0
+    """Processes that have ended with this question alone."""
+
+
+@dataclass(eq=False)
+class GrammarProcess:
+    """Answers questions in the child, each once."""
+
+    _run_dir: Path
+    _send: Callable[[bytes, bytes], None]
+    """Sends a message to the routing id of a process."""
+    _clock: Callable[[], float]
+    _event: Callable[[str, str], None]
+    """Reports an event: its kind and text."""
+    _task: str
+    """Task of the process: `masks` or `checks`. Routing ids begin with its first letter."""
+    _child: Child | None = field(init=False, default=None)
+    _name: bytes = field(init=False, default=b"")
+    """Routing id of the child; each has its own."""
+    _wanted: bool = field(init=False, default=False)
+    """Whether it runs without a question, too."""
+    _ready: bool = field(init=False, default=False)
+    _start_by: float = field(init=False, default=0.0)
+    _start_at: float = field(init=False, default=0.0)
+    """Time before which no process is started."""
+    _failed_starts: int = field(init=False, default=0)
+    _waiting: deque[Ask] = field(init=False, default_factory=deque)
+    _given: dict[int, Ask] = field(init=False, default_factory=dict)
+    """Open questions of the child by number, the oldest first."""
+    _known: dict[int, int] = field(init=False, default_factory=dict)
+    """Tokens that the child has of each matcher."""
+    _compiled: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
+    """Grammars that the child has probably compiled."""
+    _killed: list[Child] = field(init=False, default_factory=list)
+    """Children that were killed and whose exit status has not come."""
+    _count: int = field(init=False, default=0)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further grammar may wait."""
+        return sum(not ask.matcher for ask in self._waiting) >= WAITING_MOST
+
+    def prepare(self) -> None:
+        """Let the process start before its first question."""
+        self._wanted = True
+
+    def ask(self, ask: Ask) -> None:
+        """Queue a question; `advance` sends it."""
+        self._waiting.append(ask)
+
+    def forget(self, matchers: list[int]) -> None:
+        """Drop the matchers of outputs that have ended. Their open questions still get an answer."""
+        known = [number for number in matchers if self._known.pop(number, None) is not None]
+        if known and self._ready:
+            self._send(self._name, encode(Forget(known)))
+
+    def take(self, name: bytes, message: object) -> None:
+        """Take a message of the child; those of earlier children are dropped."""
+        if self._child is None or name != self._name:
+            return
+        if isinstance(message, GrammarsReady):
+            self._ready, self._failed_starts = True, 0
+        elif isinstance(message, Answers):
+            for answer in message.answers:
+                self._end(answer)
+
+    def advance(self) -> None:
+        """Replace a child that has ended or is past a deadline, and send what waits."""
+        self._killed = [child for child in self._killed if child.poll() is None]
+        if self._child is not None and self._child.poll() is not None:
+            why = one_line(self._child.info("grammar").detail or "exit code 0")
+            self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) has ended, {why}")
+        elif self._child is not None and self._late:
+            self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) did not answer in time")
+        if self._child is None and (self._waiting or self._wanted) and self._clock() >= self._start_at:
+            self._start()
+        if self._ready and self._waiting:
+            self._give()
+
+    def close(self) -> None:
+        """End the child, and all questions without an answer."""
+        self._drop()
+        left = [*self._given.values(), *self._waiting]
+        self._given.clear()
+        self._waiting.clear()
+        for ask in left:
+            ask.end(Masked(error="the engine stops", later=True))
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    def _give(self) -> None:
+        """Send the questions that wait: all of them, but not too many new grammars, and suspects alone."""
+        if any(ask.suspect for ask in self._given.values()):
+            return
+        questions: list[Question] = []
+        compiles = sum(ask.compiles for ask in self._given.values())
+        left: deque[Ask] = deque()
+        while self._waiting:
+            ask = self._waiting.popleft()
+            if ask.suspect:
+                # Suspects are in front. The first goes alone, as soon as nothing else is open.
+                if self._given or questions:
+                    left.append(ask)
+                else:
+                    questions.append(self._question(ask))
+                break
+            ask.compiles = ask.matcher not in self._known and ask.grammar not in self._compiled
+            if ask.compiles and compiles >= COMPILES_MOST:
+                left.append(ask)
+            else:
+                compiles += ask.compiles
+                questions.append(self._question(ask))
+        left.extend(self._waiting)
+        self._waiting = left
+        if questions:
+            self._send(self._name, encode(Questions(questions)))
+
+    def _question(self, ask: Ask) -> Question:
+        self._count += 1
+        ask.given_at = self._clock()
+        self._given[self._count] = ask
+        known = self._known.get(ask.matcher)
+        if ask.matcher:
+            self._known[ask.matcher] = len(ask.tokens)
+        tokens = list(ask.tokens[known or 0 :])
+        return Question(self._count, ask.matcher, ask.grammar if known is None else None, tokens, list(ask.held))
+
+    def _end(self, answer: Answer) -> None:
+        ask = self._given.pop(answer.number, None)
+        if ask is None:
+            return
+        if not answer.error and ask.compiles:
+            self._compiled[ask.grammar] = None
+            self._compiled.move_to_end(ask.grammar)
+            if len(self._compiled) > WAITING_MOST:
+                self._compiled.popitem(last=False)
+        ask.end(Masked(answer.mask, one_line(answer.error)))
+
+    # --- the child ------------------------------------------------------------------------------------------
+
+    @property
+    def _late(self) -> bool:
+        if not self._ready:
+            return self._clock() > self._start_by
+        oldest = next(iter(self._given.values()), None)
+        return oldest is not None and self._clock() > oldest.given_at + ANSWER_S
+
+    def _start(self) -> None:
+        self._count += 1
+        name = f"{self._task[0]}{self._count}"
+        arguments = ["--engine", str(self._run_dir / "engine.json"), "--name", name]
+        self._start_at = self._clock() + AGAIN_S
+        try:
+            self._child = spawn(MODULE, arguments, log=self._run_dir / "grammar.log")
+        except OSError as error:  # No process or descriptor is left.
+            self._fail_start(str(error))
+            return
+        self._name, self._ready, self._start_by = name.encode(), False, self._clock() + START_S
+
+    def _lose(self, why: str) -> None:
+        """Give up a child; its questions wait for the next one."""
+        log.warning("%s", why)
+        self._event("grammar.ended", f"{why}; another one gets its questions")
+        started = self._ready
+        given = list(self._given.values())
+        self._drop()
+        self._given.clear()
+        if not started:
+            self._fail_start(why)
+        if len(given) == 1 and given[0].suspect:
+            given[0].ends += 1
+            if given[0].ends >= ENDS_MOST:
+                given.pop().end(Masked(error=f"it has ended {ENDS_MOST} processes: {why}"))
+        for ask in given:
+            ask.suspect = True
+        self._waiting.extendleft(reversed(given))
+
+    def _fail_start(self, why: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= STARTS_MOST:
+            refused = [ask for ask in self._waiting if not ask.matcher]
+            self._waiting = deque(ask for ask in self._waiting if ask.matcher)
+            for ask in refused:
+                ask.end(Masked(error=why, later=True))
+
+    def _drop(self) -> None:
+        """End the child without waiting for its exit status."""
+        self._ready = False
+        self._known.clear()
+        self._compiled.clear()
+        if self._child is not None:
+            self._child.kill()
+            self._child.close()
+            self._killed.append(self._child)
+            self._child = None

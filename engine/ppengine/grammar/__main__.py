@@ -1,0 +1,139 @@
+"""`python -m ppengine.grammar --engine FILE --name NAME`: answers the core's questions until its lifeline closes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import resource
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+from llguidance import LLMatcher
+
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common import lifeline, logs
+from ppengine.common.config import EngineConfig
+from ppengine.grammar.matchers import GrammarError, Matchers
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+
+log = logging.getLogger("ppengine.grammar")
+
+MEMORY_BYTES = 8 * 2**30
+"""Address space of the process. A matcher takes some 100 kB, a large one up to 100 MB."""
+COMPILERS = 4
+"""Threads that compile; llguidance runs without the GIL."""
+ROWS_MOST = 256
+"""Masks in one message: 4 MiB with 128k tokens."""
+
+
+def main() -> int:
+    """Answer what the core asks. Exit code 1: the tokenizer cannot be used, with one line."""
+    parser = argparse.ArgumentParser(prog="python -m ppengine.grammar")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
+    parser.add_argument("--name", required=True, help="routing id on the core's socket")
+    lifeline.add_argument(parser)
+    arguments = parser.parse_args()
+    lifeline.adopt(arguments.lifeline)
+    logs.start()
+    config = EngineConfig.load(arguments.engine)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, arguments.name.encode())
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.connect(config.endpoint("grammar"))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    folder = Path(config.model_path)
+    spec = read_spec(folder)
+    try:
+        matchers = Matchers(folder, spec.vocab_size, spec.eos_token_ids)
+    except (OSError, ValueError) as error:
+        print(f"error: the tokenizer of {folder} cannot be used for grammars: {error}", file=sys.stderr)
+        return 1
+    Process(matchers, socket).run()
+    return 0
+
+
+class Process:
+    """The main thread answers questions; those whose grammar is new wait for a thread that compiles it."""
+
+    def __init__(self, matchers: Matchers, socket: zmq.Socket[bytes]) -> None:
+        self._matchers, self._socket = matchers, socket
+        self._codec = Codec(ToGrammars)
+        self._pool = ThreadPoolExecutor(COMPILERS)
+        self._compiled: SimpleQueue[tuple[Question, LLMatcher | GrammarError]] = SimpleQueue()
+        # A socket belongs to one thread, so the others wake this one by a pipe.
+        self._wake_read, self._wake = os.pipe()
+
+    def run(self) -> None:
+        """Serve until the lifeline closes."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        self._socket.send(encode(GrammarsReady()))
+        log.info("started, with %d MiB of memory", MEMORY_BYTES // 2**20)
+        while True:
+            for source, _ in poller.poll():
+                if source == self._wake_read:
+                    self._take_compiled(len(os.read(self._wake_read, 4096)))
+                else:
+                    self._take(self._codec.decode(self._socket.recv()))
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Forget):
+            self._matchers.forget(message.matchers)
+            return
+        assert isinstance(message, Questions)
+        known: list[Question] = []
+        for question in message.questions:
+            if self._matchers.lacks(question):
+                self._pool.submit(self._compile, question)
+            else:
+                known.append(question)
+        self._answer(known)
+
+    def _compile(self, question: Question) -> None:
+        """Compile the grammar of a question, on a thread of the pool."""
+        assert question.grammar is not None
+        result: LLMatcher | GrammarError
+        try:
+            result = self._matchers.compile(question.grammar)
+        except GrammarError as error:
+            result = error
+        self._compiled.put((question, result))
+        os.write(self._wake, b"x")
+
+    def _take_compiled(self, count: int) -> None:
+        good: list[Question] = []
+        bad: list[Answer] = []
+        for _ in range(count):
+            question, result = self._compiled.get()
+            if isinstance(result, GrammarError):
+                bad.append(Answer(question.number, b"", str(result) or "it is not valid"))
+                continue
+            assert question.grammar is not None
+            self._matchers.keep(question.grammar, result)
+            good.append(question)
+        if bad:
+            self._send(bad)
+        self._answer(good)
+
+    def _answer(self, questions: list[Question]) -> None:
+        for first in range(0, len(questions), ROWS_MOST):
+            self._send(self._matchers.answers(questions[first : first + ROWS_MOST]))
+
+    def _send(self, answers: list[Answer]) -> None:
+        message: msgspec.Struct = Answers(answers)
+        self._socket.send(encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

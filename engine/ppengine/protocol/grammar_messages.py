@@ -1,0 +1,56 @@
+"""Messages between the core and its grammar process, on the socket `grammar`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ppengine.protocol.structured_outputs import Grammar
+
+
+class Question(msgspec.Struct, array_like=True):
+    """Which tokens may follow an output?"""
+
+    number: int
+    matcher: int
+    """Number of the output; 0: the grammar alone is compiled, and its first mask is wanted."""
+    grammar: Grammar | None
+    """None: this process has the matcher already."""
+    tokens: list[int]
+    """Tokens of the output, without those of earlier questions to this process."""
+    held: list[int]
+    """Tokens that are not allowed as long as others are."""
+
+
+class Questions(msgspec.Struct, tag="questions", array_like=True):
+    """Questions of one turn of the core. They are answered in any order."""
+
+    questions: list[Question]
+
+
+class Forget(msgspec.Struct, tag="forget", array_like=True):
+    """Outputs that have ended."""
+
+    matchers: list[int]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """Mask of the next token: a bit a token, token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+
+    number: int
+    mask: bytes
+    error: str = ""
+    """Why there is none, in one line: the grammar is invalid or too large, or the tokens do not follow it."""
+
+
+class Answers(msgspec.Struct, tag="answers", array_like=True):
+    """Answers to some questions."""
+
+    answers: list[Answer]
+
+
+class GrammarsReady(msgspec.Struct, tag="grammars-ready", array_like=True):
+    """The process has loaded the tokenizer."""
+
+
+ToGrammars = Questions | Forget
+FromGrammars = Answers | GrammarsReady

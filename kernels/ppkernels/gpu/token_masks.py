@@ -1,0 +1,40 @@
+"""Masks of tokens on a GPU: one launch for all constrained rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+
+
+@triton.jit
+def mask_rows(logits, masks, rows, row_stride, vocabulary, words, BLOCK: tl.constexpr):
+    """Write -inf over the logits of tokens without a bit. `masks` [M, words] int32 are those of `rows` [M]."""
+    mask = tl.program_id(0).to(tl.int64)
+    values = logits + tl.load(rows + mask) * row_stride
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(masks + mask * words + (token >> 5), mask=(token >> 5) < words, other=0)
+    banned = ((word >> (token & 31)) & 1) == 0
+    tl.store(values + token, float("-inf"), mask=banned & (token < vocabulary))
+
+
+def masked(logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
+    """Return `ppkernels.token_masks.masked`, in stream order. All masks must have the same length."""
+    allowed, vocabulary = logits.clone(), logits.shape[1]
+    words = len(next(iter(masks.values()))) // 4
+    bits = torch.from_numpy(np.frombuffer(b"".join(masks.values()), "<i4").copy())
+    rows = torch.tensor(list(masks), dtype=torch.int64)
+    if logits.is_cuda:
+        # torch keeps the pinned memory until the copy is done.
+        bits = bits.pin_memory().to(logits.device, non_blocking=True)
+        rows = rows.pin_memory().to(logits.device, non_blocking=True)
+    mask_rows[(len(masks), triton.cdiv(vocabulary, _BLOCK))](
+        allowed, bits, rows, allowed.stride(0), vocabulary, words, BLOCK=_BLOCK, num_warps=8
+    )
+    return allowed

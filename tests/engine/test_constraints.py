@@ -1,0 +1,194 @@
+"""Constrained outputs in the core: masks before tokens, refusals before requests, and processes that end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from core_world import MemoryJournal
+from grammar_world import GrammarWorld, constrained
+from ppengine.core import grammar_process
+from ppengine.core.scheduler import wait_reasons
+from ppengine.protocol.control import Outcome, Refused
+from ppengine.protocol.offline import AbortMany
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Preempt, Submit
+
+SCHEMA = {
+    "type": "object", "required": ["kind", "age"], "additionalProperties": False,
+    "properties": {"kind": {"enum": ["cat", "dog"]}, "age": {"type": "integer", "maximum": 99, "minimum": 10}},
+}  # fmt: skip
+FORMS = [
+    constrained(regex="[a-d]{3,9}x"), constrained(choice=["yes", "no way"]), constrained(json=SCHEMA),
+    constrained(grammar='start: "a" ("b" | "cd") ~ 4'), constrained(grammar='root ::= "q" [0-9] [0-9]'),
+]  # fmt: skip
+NAMES = [f"r{index}" for index in range(len(FORMS))]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarWorld]:
+    """A world for tests that leave the process as it is."""
+    world = GrammarWorld(tmp_path_factory.mktemp("g"))
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def texts(shared: GrammarWorld) -> list[str]:
+    """The outputs of `FORMS` without any disturbance."""
+    shared.add(*FORMS, SamplingParams(max_tokens=12, ignore_eos=True), names=[*NAMES, "free"])
+    found = shared.ended(*NAMES, "free")
+    assert [shared.reason(name) for name in NAMES] == ["stop"] * len(NAMES)
+    return found[:-1]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[GrammarWorld]:
+    """A world for tests that disturb the process."""
+    made = GrammarWorld(tmp_path)
+    yield made
+    made.close()
+
+
+def begun(world: GrammarWorld) -> None:
+    """Begin `FORMS`; return when the long ones have a few tokens."""
+    world.add(*FORMS)
+    world.until(lambda: world.added() is not None, "an answer")
+    world.until(lambda: min(len(world.tokens("r0")), len(world.tokens("r2"))) >= 2, "tokens")
+    assert world.reason("r0") is None and world.reason("r2") is None
+
+
+def test_texts_have_their_forms_and_no_row_is_scheduled_ahead(shared: GrammarWorld, texts: list[str]) -> None:
+    assert re.fullmatch("[a-d]{3,9}x", texts[0]) and texts[1] in ("yes", "no way")
+    found = json.loads(texts[2])
+    assert found.keys() == {"kind", "age"} and found["kind"] in ("cat", "dog") and 10 <= found["age"] <= 99
+    assert re.fullmatch("a(b|cd){4}", texts[3]) and re.fullmatch("q[0-9][0-9]", texts[4])
+    assert [shared.most_sampling[name] for name in NAMES] == [1] * len(NAMES)
+    assert shared.most_sampling["free"] == 2
+    shared.check()
+
+
+def test_a_process_that_is_killed_changes_no_token(world: GrammarWorld, texts: list[str]) -> None:
+    begun(world)
+    os.kill(world.process.pid, signal.SIGKILL)
+    assert world.ended(*NAMES) == texts
+    assert any("SIGKILL; another one" in event.text for event in world.events if event.kind == "grammar.ended")
+
+
+def test_a_process_that_does_not_answer_is_replaced(world: GrammarWorld, texts: list[str]) -> None:
+    begun(world)
+    stopped = world.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    request = world.scheduler.queues.requests["r0"]
+    world.until(lambda: request.mask is None and not request.in_flight, "it waits")
+    why = wait_reasons.why(world.scheduler, request)
+    assert why is not None and why.code == "mask"
+    world.now += grammar_process.ANSWER_S + 1
+    world.until(lambda: world.process is None or world.process.pid != stopped, "another process")
+    assert world.ended(*NAMES) == texts
+
+
+def test_preempted_requests_go_on_with_the_same_tokens(shared: GrammarWorld, texts: list[str]) -> None:
+    names = [f"p{index}" for index in range(len(FORMS))]
+    shared.add(*FORMS, nonce=2, names=names)
+    shared.until(lambda: shared.added(2) is not None and len(shared.tokens("p0")) >= 2, "tokens")
+    for name in names:
+        shared.say(Preempt(request=name, mode="recompute"))
+    assert shared.ended(*names) == texts
+    shared.check()
+
+
+def test_a_core_that_follows_goes_on_with_the_same_tokens(tmp_path: Path, texts: list[str]) -> None:
+    first = GrammarWorld(tmp_path)
+    begun(first)
+    first.engine.commit()
+    first.close()
+    assert isinstance(first.journal, MemoryJournal)
+    known = {name: list(first.tokens(name)) for name in NAMES}
+    second = GrammarWorld(tmp_path, before=first)
+    try:
+        second.drained(0, 1)
+        second.ready()
+        second.run()
+        assert second.ended(*NAMES) == texts
+        assert all(second.tokens(name)[: len(known[name])] == known[name] for name in NAMES)
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (constrained(regex="(a"), "structured_outputs: .*unclosed group"),
+        (constrained(regex="(?=a)b"), "look-around"),
+        (constrained(json={"type": "objct"}), "Invalid type: objct"),
+        (constrained(json={"if": {}}), 'Unimplemented keys: \\["if"\\]'),
+        (constrained(json={"minimum": 2, "maximum": 1, "type": "integer"}), "structured_outputs: "),
+        (constrained(json={"$ref": "http://127.0.0.1/x"}), "Default retriever does not fetch"),
+        (constrained(grammar="start: ("), "structured_outputs: "),
+        (constrained(grammar="root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000), "recursion"),
+        (constrained(grammar="start: " + "(" * 20_000 + '"a"' + ")" * 20_000), "nested"),
+        (constrained(json={"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}} for j in range(4)]}
+                                     for i in range(10)]}), "too large"),
+    ],
+)  # fmt: skip
+def test_a_bad_grammar_is_refused_before_it_is_a_request(
+    shared: GrammarWorld, sampling: SamplingParams, says: str
+) -> None:
+    nonce = 100 + len(shared.answers)
+    shared.add(SamplingParams(max_tokens=2), sampling, nonce=nonce, names=["good", "bad"])
+    shared.until(lambda: shared.added(nonce) is not None, "an answer")
+    answer = shared.added(nonce)
+    assert re.search(says, answer.error) and not answer.later and "\n" not in answer.error and not answer.requests
+    assert shared.engine.outputs.get("good") is None and not shared.engine.requests.live()
+
+
+def test_a_grammar_that_does_not_end_takes_no_masks_from_others(world: GrammarWorld, texts: list[str]) -> None:
+    endless = constrained(json={"allOf": [{"type": "string", "pattern": f".*{index}.*"} for index in range(30)]})
+    begun(world)
+    masks = world.process.pid
+    world.add(endless, nonce=2, names=["endless"])
+    assert world.ended(*NAMES) == texts
+    while world.added(2) is None:
+        world.until(lambda: world.engine.constraints.checks._given, "it is compiled")
+        world.now += grammar_process.ANSWER_S + 1
+        world.turn()
+    assert "it has ended 2 processes" in world.added(2).error and world.process.pid == masks
+    world.add(endless, nonce=3, names=["endless"])
+    assert "it has ended 2 processes" in world.added(3).error, "it is known"
+
+
+def test_a_console_submits_and_is_refused(shared: GrammarWorld) -> None:
+    for sampling, kind in ((constrained(regex="ab?"), Outcome), (constrained(regex="a{"), Refused)):
+        shared.now += 1
+        shared.say(Submit(prompt_token_ids=[5], sampling=sampling))
+        name = f"c{shared._count}"
+        shared.until(lambda name=name: isinstance(shared.told(name)[-1], Outcome | Refused), "an end")
+        assert isinstance(shared.last(name), kind)
+    shared.until(lambda: not shared.engine.requests.live(), "the request ends")
+
+
+def test_a_client_that_leaves_during_the_compile_has_no_request(shared: GrammarWorld) -> None:
+    shared.add(constrained(regex="leaves[0-9]"), nonce=50, names=["gone"])
+    shared.engine.offline.abort(AbortMany(session="s", requests=["gone"]))
+    shared.add(constrained(regex="stays[0-9]"), nonce=51, names=["here"])
+    shared.until(lambda: shared.added(51) is not None, "an answer")
+    shared.ended("here")
+    assert shared.added(50) is None and shared.engine.outputs.get("gone") is None
+
+
+def test_minimum_and_ignored_end_of_sequence_lengthen_the_text_while_the_grammar_can(shared: GrammarWorld) -> None:
+    shared.add(
+        constrained(regex="a{1,30}", min_tokens=8), constrained(regex="a{1,30}", ignore_eos=True),
+        constrained(choice=["yes"], min_tokens=20), constrained(choice=["yes"], ignore_eos=True),
+        nonce=60, names=["m0", "m1", "m2", "m3"],
+    )  # fmt: skip
+    texts = shared.ended("m0", "m1", "m2", "m3")
+    assert len(shared.tokens("m0")) > 8 or texts[0] == "a" * 30
+    assert texts[1:] == ["a" * 30, "yes", "yes"]
+    assert [shared.reason(f"m{index}") for index in range(4)] == ["stop"] * 4

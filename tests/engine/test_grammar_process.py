@@ -1,0 +1,162 @@
+"""The core's side of the grammar process: questions again after an end, and the one that is to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ppengine.core import grammar_process
+from ppengine.core.grammar_process import ANSWER_S, COMPILES_MOST, START_S, STARTS_MOST, Ask, GrammarProcess, Masked
+from ppengine.protocol.frames import Codec
+from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.structured_outputs import Grammar
+
+
+class Child:
+    """A process that the test ends."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def info(self, role: str) -> ProcessInfo:
+        return ProcessInfo(role=role, stage=None, rank=None, pid=self.pid, exit_code=self.code, detail="gone")
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def close(self) -> None:
+        pass
+
+
+class Desk:
+    """A `GrammarProcess` with children and messages of the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.children: list[Child] = []
+        self.open: dict[int, Question] = {}
+        """Questions that the present child has not answered."""
+        self.forgotten: list[int] = []
+        self.ended: dict[int, Masked] = {}
+        self.names: list[bytes] = []
+        self._codec = Codec(ToGrammars)
+        monkeypatch.setattr(grammar_process, "spawn", self._spawn)
+        self.process = GrammarProcess(Path("/r"), self._send, lambda: self.now, lambda kind, text: None, "masks")
+
+    def _spawn(self, module: str, arguments: list[str], **_: Any) -> Child:
+        self.children.append(Child(len(self.children) + 1))
+        self.names.append(arguments[-1].encode())
+        self.open.clear()
+        return self.children[-1]
+
+    def _send(self, name: bytes, payload: bytes) -> None:
+        assert name == self.names[-1]
+        message = self._codec.decode(payload)
+        if isinstance(message, Forget):
+            self.forgotten += message.matchers
+        else:
+            assert isinstance(message, Questions)
+            self.open.update((question.number, question) for question in message.questions)
+
+    def ask(self, matcher: int, tokens: list[int], text: str = "x") -> None:
+        ask = Ask(matcher, Grammar("regex", text), tokens, (), lambda masked: self.ended.update({matcher: masked}))
+        self.process.ask(ask)
+
+    def turn(self, *, ready: bool = True) -> list[int]:
+        """Take a turn with a child that is ready; return the matchers of open questions."""
+        self.process.advance()
+        if ready and self.children and self.children[-1].code is None and not self.process._ready:
+            self.process.take(self.names[-1], GrammarsReady())
+            self.process.advance()
+        return [question.matcher for question in self.open.values()]
+
+    def answer(self) -> None:
+        numbers = list(self.open)
+        self.open.clear()
+        self.process.take(self.names[-1], Answers([Answer(number, b"m") for number in numbers]))
+
+    def end(self) -> None:
+        """End the child and go on with another one."""
+        self.children[-1].code = -11
+        self.now += 2
+        self.turn()
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+def test_a_child_gets_new_tokens_alone_and_the_next_one_all(desk: Desk) -> None:
+    desk.ask(1, [4])
+    assert desk.turn() == [1]
+    desk.answer()
+    desk.ask(1, [4, 5, 6])
+    desk.turn()
+    (question,) = desk.open.values()
+    assert question.grammar is None and question.tokens == [5, 6]
+    desk.end()
+    (question,) = desk.open.values()
+    assert question.grammar == Grammar("regex", "x") and question.tokens == [4, 5, 6]
+    desk.process.forget([1, 9])
+    assert desk.forgotten == [1]
+
+
+def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(desk: Desk) -> None:
+    for matcher in (1, 2, 3):
+        desk.ask(matcher, [matcher], text="same")
+    assert desk.turn() == [1, 2, 3]
+    desk.end()
+    assert desk.turn() == [1]
+    desk.answer()
+    assert desk.turn() == [2]
+    desk.end()
+    assert desk.turn() == [2] and set(desk.ended) == {1}
+    desk.end()
+    assert desk.ended[2].error == "it has ended 2 processes: the grammar process for masks (pid 3) has ended, gone"
+    assert desk.turn() == [3]
+    desk.answer()
+    assert desk.ended[3] == Masked(b"m") and not desk.ended[2].later
+
+
+def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
+    desk.ask(1, [])
+    desk.turn()
+    desk.now += ANSWER_S + 1
+    desk.turn()
+    assert desk.children[0].code == -9 and len(desk.children) == 2 and desk.turn() == [1]
+    desk.now += 1000
+    desk.answer()
+    desk.turn()
+    assert len(desk.children) == 2, "an idle child has no deadline"
+
+
+def test_a_grammar_waits_while_others_are_compiled_and_known_outputs_do_not(desk: Desk) -> None:
+    desk.ask(99, [1], text="known")
+    desk.turn()
+    desk.answer()
+    for number in range(COMPILES_MOST + 3):
+        desk.ask(0, [], text=f"new {number}")
+    desk.ask(99, [1, 2], text="known")
+    assert sorted(desk.turn()) == [0] * COMPILES_MOST + [99]
+    desk.answer()
+    assert desk.turn() == [0] * 3
+
+
+def test_a_process_that_cannot_start_refuses_new_grammars_and_keeps_outputs(desk: Desk) -> None:
+    desk.ask(0, [])
+    desk.ask(7, [1])
+    for _ in range(STARTS_MOST):
+        desk.turn(ready=False)
+        desk.now += START_S + 2
+    desk.turn(ready=False)
+    assert len(desk.children) >= STARTS_MOST and desk.ended[0].later and "did not answer" in desk.ended[0].error
+    assert 7 not in desk.ended and desk.turn() == [7]
+    desk.process.close()
+    assert desk.ended[7] == Masked(error="the engine stops", later=True)

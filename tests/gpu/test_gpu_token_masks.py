@@ -1,0 +1,48 @@
+"""Masks of tokens on a GPU: the logits and the tokens of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ppkernels import token_masks
+from ppkernels.gpu.token_masks import masked
+from ppkernels.sampling import sample, sample_reference
+from ppkernels.sampling_inputs import Adjustment, SamplingInputs
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+
+
+def masks(vocabulary: int, rows: list[int], seed: int = 0) -> dict[int, bytes]:
+    source = np.random.default_rng(seed)
+    words = -(-vocabulary // 32)
+    return {row: source.integers(0, 2**32, words, np.uint64).astype("<u4").tobytes() for row in rows}
+
+
+@dtypes
+@pytest.mark.parametrize("vocabulary", [5000, 4097, 31, 64])
+def test_banned_tokens_are_those_of_the_reference(device: torch.device, dtype: torch.dtype, vocabulary: int) -> None:
+    wide = torch.randn(5, vocabulary + 3).to(dtype)
+    logits, given = wide[:, :vocabulary], masks(vocabulary, [4, 0, 2])
+    found = masked(logits.to(device), given).cpu()
+    assert torch.equal(found, token_masks.masked(logits, given))
+    assert torch.equal(found[1], logits[1]) and not torch.equal(found[0], logits[0])
+
+
+def test_tokens_behind_the_last_word_are_banned(device: torch.device) -> None:
+    found = masked(torch.zeros(1, 100).to(device), {0: b"\xff" * 4}).cpu()
+    assert torch.isfinite(found[0]).nonzero().flatten().tolist() == list(range(32))
+
+
+@dtypes
+def test_a_seed_gives_the_tokens_of_the_reference(device: torch.device, dtype: torch.dtype) -> None:
+    rows = torch.randn(4, 3000).mul(4).to(dtype)
+    change = Adjustment(np.array([1, 2]), np.array([3]), repetition_penalty=1.3, min_p=0.05)
+    given = SamplingInputs(
+        [0.0, 0.8, 1.0, 0.7], [1.0, 0.9, 1.0, 1.0], [0, 50, 0, 0], [7] * 4, [0] * 4, [3] * 4, logprobs=[1] * 4,
+        adjustments={2: change}, masks=masks(3000, [0, 1, 2]),
+    )  # fmt: skip
+    kernel, reference = sample(rows.to(device), given), sample_reference(rows, given)
+    assert kernel.tokens.tolist() == reference.tokens.tolist()
+    for row, (chosen, _) in reference.logprobs.items():
+        assert kernel.logprobs[row][0] == pytest.approx(chosen, abs=1e-4)

@@ -1,0 +1,50 @@
+"""Masks of tokens: allowed ones keep their logits, and sampling chooses among them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from ppkernels.sampling import sample
+from ppkernels.sampling_inputs import Adjustment, SamplingInputs
+from ppkernels.token_masks import masked
+
+
+def mask_of(vocabulary: int, allowed: list[int]) -> bytes:
+    words = np.zeros(-(-vocabulary // 32), "<u4")
+    for token in allowed:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    return words.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_tokens_without_a_bit_are_banned(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 70).to(dtype)
+    before = logits.clone()
+    found = masked(logits, {1: mask_of(70, [0, 31, 32, 69])})
+    assert torch.equal(logits, before) and torch.equal(found[0], logits[0]) and torch.equal(found[2], logits[2])
+    assert [token for token in range(70) if found[1, token] > -math.inf] == [0, 31, 32, 69]
+    assert torch.equal(found[1, [0, 31, 32, 69]], logits[1, [0, 31, 32, 69]])
+
+
+def test_tokens_behind_the_last_word_are_banned() -> None:
+    found = masked(torch.zeros(2, 100), {0: b"\xff" * 4, 1: b"\x01" * 4})
+    assert torch.isfinite(found[0]).nonzero().flatten().tolist() == list(range(32))
+    assert torch.isfinite(found[1]).nonzero().flatten().tolist() == [0, 8, 16, 24]
+
+
+def test_a_mask_comes_before_everything_else() -> None:
+    logits = torch.zeros(4, 40)
+    logits[:, 7] = 50.0
+    masks = {row: mask_of(40, [3, 9]) for row in (1, 2, 3)}
+    change = Adjustment(np.array([1]), np.array([2]), min_p=0.9, logit_bias={7: 100.0, 9: 1.0})
+    inputs = SamplingInputs(
+        [0.0, 0.0, 1.0, 0.0], [1.0] * 4, [0] * 4, [1] * 4, [0] * 4, [5] * 4, banned={3: [3]}, logprobs=[0] * 4,
+        adjustments={2: change}, masks=masks,
+    )  # fmt: skip
+    found = sample(logits, inputs)
+    assert found.tokens.tolist() == [7, 3, 9, 9]
+    # Log-probabilities are of the logits before any change.
+    assert found.logprobs[1][0] == pytest.approx(-50.0, abs=1e-3)
