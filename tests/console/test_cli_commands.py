@@ -27,6 +27,7 @@ from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import Latency, Snapshot
 from ppengine.protocol.stage_info import StreamInfo
+from ppengine.protocol.structured_outputs import StructuredOutputsParams
 from ppengine.protocol.verbs import (
     Abort,
     Continue,
@@ -519,6 +520,20 @@ def test_submit_with_a_priority(cli: Cli, fake: FakeGateway) -> None:
     assert fake.commands[0].verb == Submit(prompt="Once", priority=-3)
     run = cli("priority", "r-8f2c", str(2**40))
     assert (run.code, run.err) == (2, f"error: priority is {2**40}; it must be -2147483647 to 2147483647\n")
+
+
+def test_submit_with_a_form(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object"}')
+    assert cli("submit", "Once", "--json-schema", str(file)).code == 0
+    assert cli("submit", "Once", "--regex", "a+", "--seed", "2").code == 0
+    forms = [command.verb.sampling.structured_outputs for command in fake.commands]
+    assert forms == [StructuredOutputsParams(json='{"type": "object"}'), StructuredOutputsParams(regex="a+")]
+    assert fake.commands[1].verb.sampling.seed == 2
+    run = cli("submit", "Once", "--json-schema", str(file), "--regex", "a")
+    assert run.code == 2 and "json and regex of " in run.err
+    file.write_text("{")
+    assert "json is no JSON" in cli("submit", "Once", "--json-schema", str(file)).err
 
 
 def test_submit_json_lines(cli: Cli, fake: FakeGateway) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
+import msgspec
 from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
@@ -41,8 +42,13 @@ def verb_command(name: str) -> click.Command:
     )
     @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log.")
     @click.option("--dry-run", is_flag=True, help="Say whether it would fit; submit nothing.")
-    def command(common: Common, detach: bool, reason: str, dry_run: bool, **values: Any) -> int:
-        verb = _submit(values)
+    @click.option("--json-schema", type=click.File(), metavar="FILE", help="The text is JSON of the schema in FILE.")
+    @click.option("--regex", metavar="EXPRESSION", help="The text matches this regular expression as a whole.")
+    def command(
+        common: Common, detach: bool, reason: str, dry_run: bool, json_schema: TextIO | None, regex: str | None,
+        **values: Any,
+    ) -> int:  # fmt: skip
+        verb = _constrained(_submit(values), json_schema, regex)
         return run(lambda: _submit_and_follow(verb, common, detach, reason, dry_run))
 
     return command
@@ -85,6 +91,20 @@ def _submit(values: dict[str, Any]) -> Submit:
         raise exits.Failure(str(error), exits.USAGE) from None
     assert isinstance(verb, Submit)
     return verb
+
+
+def _constrained(verb: Submit, schema: TextIO | None, regex: str | None) -> Submit:
+    """Return a submission whose text follows a schema or an expression, where one is given."""
+    from ppengine.protocol.structured_outputs import StructuredOutputsParams
+
+    if schema is None and regex is None:
+        return verb
+    try:
+        form = StructuredOutputsParams(json=None if schema is None else schema.read(), regex=regex)
+        sampling = msgspec.structs.replace(verb.sampling, structured_outputs=form)
+    except ValueError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+    return msgspec.structs.replace(verb, sampling=sampling)
 
 
 async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason: str, dry_run: bool) -> int:
