@@ -23,6 +23,7 @@ _REASONS = {
     "behind": "another request is before it; that one's reason follows",
     "cordoned": "no request begins until the cordon is lifted",
     "max_num_seqs": "as many requests run as the profile's max_num_seqs allows",
+    "mask": "its output follows a grammar; the process grammar says which tokens may follow, or is started again",
     "token_budget": "the step has no room for its prompt tokens; a later one takes it",
 }
 """Meaning by the code of a reason."""
