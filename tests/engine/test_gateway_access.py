@@ -39,8 +39,11 @@ from ppengine.protocol.verbs import (
     Continue,
     Cordon,
     Drain,
+    DrainClient,
     Fault,
+    Kick,
     Lease,
+    Limit,
     Many,
     Pause,
     Preempt,
@@ -65,6 +68,7 @@ VERBS = {
     "pause": Pause(), "resume": Resume(), "drain": Drain(), "stop": Stop(), "continue": Continue(stage=0),
     "check": SetCheck(check="finite"), "restart-stage": RestartStage(stage=0), "cordon": Cordon(stage=0),
     "fault": Fault(kind="sigstop"), "clear-faults": ClearFaults(), "lease": Lease(action="release"),
+    "limit": Limit(client="ann", limit="8"), "kick": Kick(client="ann"), "drain-client": DrainClient(client="ann"),
 }  # fmt: skip
 QUIET_MS = 400
 """Milliseconds without an answer after which a peer counts as refused; an allowed one has it within five."""
