@@ -18,7 +18,7 @@ import httptools
 import msgspec
 import uvloop
 
-from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen
+from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, report
 
 _NO_CHOICE = (b'"choices":[]', b'"choices": []')
 _TEXT_MOST = 300
@@ -182,7 +182,7 @@ def main() -> None:
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = runner.run(Client(plan).run())
-    sys.stdout.buffer.write(msgspec.json.encode(seen))
+    report(seen)
 
 
 if __name__ == "__main__":

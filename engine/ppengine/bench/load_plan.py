@@ -90,3 +90,9 @@ def run_client(module: str, plan: Plan) -> Seen:
     if ran.returncode:
         raise ValueError(f"the client {module} ended with exit code {ran.returncode}; its own words are above")
     return msgspec.json.decode(ran.stdout, type=Seen)
+
+
+def report(seen: Seen) -> None:
+    """Write what a client saw to its stdout, whole: with PYTHONUNBUFFERED, `sys.stdout.buffer` may write a part."""
+    with open(sys.stdout.fileno(), "wb", closefd=False) as out:
+        out.write(msgspec.json.encode(seen))

@@ -14,7 +14,7 @@ import time
 import msgspec
 import uvloop
 
-from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen
+from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, report
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.offline import Piece
 from ppengine.protocol.sampling import SamplingParams
@@ -90,7 +90,7 @@ def main() -> None:
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         seen = runner.run(run(plan))
-    sys.stdout.buffer.write(msgspec.json.encode(seen))
+    report(seen)
 
 
 if __name__ == "__main__":
