@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
 """Bounds of the bytes of one launch; a longer call takes several. Inboxes have at most four times the most."""
-FUSED_BYTES = 2**22
-"""Largest part whose sum is normed in the same kernel, in one launch; beyond that two kernels are faster."""
+FUSED_BYTES = LEAST_BYTES
+"""Largest part whose sum is normed in the same kernel, in one launch: it fits into any inbox, and beyond that two
+kernels are as fast."""
 _GENERATION_SHIFT = 40
 _LENGTH = struct.Struct("<I")
 
