@@ -18,6 +18,7 @@ from ppengine.http.app import Routes
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
+from ppengine.http.connection import TRANSPORT
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.service import Service
@@ -25,6 +26,7 @@ from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.offline import Added, Piece, StateAnswer
 from ppengine.protocol.verbs import Submit
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TINY = Path(__file__).parents[2] / "profiles" / "models" / "tiny"
 TEMPLATE = """
@@ -112,6 +114,36 @@ class ScriptedRenderer:
         return self.texts[-1]
 
 
+class Written:
+    """The connection of a request: it keeps what is written, without the frames of chunks."""
+
+    def __init__(self) -> None:
+        self.body = b""
+
+    def write(self, data: bytes) -> None:
+        size, _, rest = data.partition(b"\r\n")
+        self.body += rest[: int(size, 16)]
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def connected(app: ASGIApp) -> ASGIApp:
+    """Return `app` with a connection to each request, as the server of an HTTP process gives it one."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        written = Written()
+
+        async def forward(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message, written.body = {**message, "body": written.body + message["body"]}, b""
+            await send(message)
+
+        await app({**scope, "extensions": {TRANSPORT: {"transport": written}}}, receive, forward)
+
+    return run
+
+
 class HttpWorld:
     """An application, the script of its model, and clients of both vendors. Use it in an `async with`."""
 
@@ -130,7 +162,7 @@ class HttpWorld:
         service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
         app = Routes(service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats).app()
         url = "http://engine"
-        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url)
+        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(connected(app)), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=self.http, max_retries=0)
 

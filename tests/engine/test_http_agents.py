@@ -128,7 +128,8 @@ async def test_the_items_of_a_conversation_become_a_chat() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"include": ["file_search_call.results"]}, "include"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": 5}, "input"),
     ],
@@ -202,7 +203,7 @@ async def test_the_blocks_of_a_conversation_become_a_chat() -> None:
         ({"max_tokens": 0}, anthropic.BadRequestError, "at least 1"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, anthropic.BadRequestError, "the assistant's"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError, "text alone"),
-        ({"tools": [SCHEMA], "tool_choice": {"type": "any"}}, anthropic.BadRequestError, "constrained decoding"),
+        ({"tools": [SCHEMA], "tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "not in tools"),
     ],
 )
 async def test_errors_of_messages_have_their_form(more: dict[str, Any], kind: type[Exception], words: str) -> None:

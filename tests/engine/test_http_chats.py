@@ -9,6 +9,8 @@ import pytest
 from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.common.config import HttpConfig
+from ppengine.http.client_stats import ClientStats
+from ppengine.http.event_stream import all_parts
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.generation import Generation
 from ppengine.protocol.offline import Piece
@@ -113,16 +115,15 @@ async def test_a_choice_that_ends_at_a_stop_text_is_aborted_alone() -> None:
         ids = tokenizer.encode_chat("Now stop here")
         for sample, reason in ((1, None), (0, "length"), (2, None)):
             followed.take(Piece("r", sample, 0, ids, [], reason))
-        parts = [part async for part in generation.parts()]
-        assert [(part.choice, part.finish_reason) for part in parts] == [(1, "stop"), (0, "stop"), (2, "stop")]
+        parts = await all_parts([generation], ClientStats().begin("key", "/v1/chat/completions"))
+        assert [one[-1].finish_reason for one in parts] == ["stop"] * 3
         assert one.model.left_samples == [1], "one ended in the core, and the last ends with its request"
 
 
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "constrained decoding"),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice", "the function weather"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex", "tool_choice of a call"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not in tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "no function"),
         ({"tools": [TOOL, TOOL]}, "tools", "two functions weather"),
@@ -136,6 +137,34 @@ async def test_tools_that_cannot_be_honoured_are_refused(more: dict[str, Any], p
         status, answer = await one.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL], **more})
         assert (status, answer["error"]["param"]) == (400, param) and words in answer["error"]["message"]
         assert not one.model.submitted
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "arguments", "schema"),
+    [
+        ("required", '[{"name": "weather", "arguments": {"city": "Ulm"}}]', '{"city": "Ulm"}', "minItems"),
+        (NAMED, '{"city":"Ulm"}', '{"city":"Ulm"}', "city"),
+    ],
+)
+@pytest.mark.parametrize("form", ["none", "hermes"])
+async def test_a_call_that_is_certain(choice: Any, text: str, arguments: str, schema: str, form: str) -> None:
+    """The model is constrained to JSON, whatever form its template has; a stream has the same call."""
+    async with HttpWorld(HttpConfig(tool_parser=form, reasoning="think")) as one:
+        one.model.text = text
+        body = {"messages": ASK, "tools": [TOOL], "tool_choice": choice}
+        _, answer = await one.post("/v1/chat/completions", body)
+        (only,) = answer["choices"]
+        (called,) = only["message"]["tool_calls"]
+        assert called["function"] == {"name": "weather", "arguments": arguments}
+        assert (only["message"]["content"], only["finish_reason"]) == (None, "tool_calls")
+        outputs = one.model.submitted[-1].sampling.structured_outputs
+        assert outputs is not None and schema in str(outputs.json)
+        deltas = [event["choices"][0]["delta"] for event in await one.events("/v1/chat/completions", body)]
+        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or []]
+        assert "".join(part.get("arguments") or "" for part in parts) == arguments
 
 
 async def test_tools_need_a_parser() -> None:

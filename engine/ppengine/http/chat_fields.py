@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from typing_extensions import override
 
 from ppengine.http.api_errors import invalid
 from ppengine.http.body import Body
 from ppengine.http.request_fields import CommonFields
-from ppengine.http.tool_fields import Tool, ToolCall, ToolChoice
+from ppengine.http.tool_fields import Function, Tool, ToolCall, ToolChoice, call_schema, functions_of
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.structured_outputs import StructuredOutputsParams, json_schema_outputs
 
 
 class ContentPart(msgspec.Struct):
@@ -75,6 +77,35 @@ class ChatRequest(CommonFields, kw_only=True):
         if self.top_logprobs and not self.logprobs:
             raise invalid(f"top_logprobs is {self.top_logprobs}; it needs logprobs: true", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def functions(self) -> list[Function]:
+        """Return the functions that the model may call. Raises ApiError."""
+        return functions_of(self.tools, self.tool_choice)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several calls are wanted."""
+        return self.parallel_tool_calls is not False
+
+    @property
+    @override
+    def constraint_field(self) -> str | None:
+        return super().constraint_field or ("tools" if self._call_schema() is not None else None)
+
+    @override
+    def constraint(self) -> StructuredOutputsParams | None:
+        schema, other = self._call_schema(), super().constraint_field
+        if schema is None:
+            return super().constraint()
+        if other is not None:
+            raise invalid(f"{other} and a tool_choice of a call are given; one of them constrains the answer", other)
+        try:
+            return json_schema_outputs(schema)
+        except ValueError as error:
+            raise invalid(f"tools: {error}", "tools") from None
+
+    def _call_schema(self) -> dict[str, Any] | None:
+        return call_schema(self.functions(), self.tool_choice, parallel=self.parallel)
 
     def sampling(self) -> SamplingParams:
         """Return how the core samples. Raises ApiError."""

@@ -8,7 +8,8 @@ from starlette.types import Scope
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_TRANSPORT = "ppengine.transport"
+TRANSPORT = "ppengine.transport"
+"""Name of the extension of a scope."""
 
 
 class Connection(HttpToolsProtocol):
@@ -20,10 +21,10 @@ class Connection(HttpToolsProtocol):
     @override
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
 
 
 def transport_of(scope: Scope) -> asyncio.WriteTransport:
     """Return the transport of a request's connection."""
-    found: asyncio.WriteTransport = scope["extensions"][_TRANSPORT]["transport"]
+    found: asyncio.WriteTransport = scope["extensions"][TRANSPORT]["transport"]
     return found

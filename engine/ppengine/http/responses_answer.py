@@ -13,7 +13,7 @@ from ppengine.http.block_answer import BlockAnswer
 from ppengine.http.generation import Generation
 from ppengine.http.reply.reply_blocks import Block, Change
 from ppengine.http.reply.reply_reader import ReplyFactory
-from ppengine.http.responses_fields import ResponsesNamedTool, ResponsesRequest, ResponsesTool
+from ppengine.http.responses_fields import ResponsesNamedTool, ResponsesRequest, ResponsesTool, TextFormat
 from ppengine.http.service import Service
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -108,7 +108,7 @@ class Response(msgspec.Struct, kw_only=True):
     reasoning: dict[str, str | None]
     store: bool = False
     temperature: float
-    text: dict[str, Any]
+    text: dict[str, TextFormat]
     tool_choice: str | ResponsesNamedTool
     tools: list[ResponsesTool]
     top_p: float
@@ -126,11 +126,12 @@ class ResponsesAnswer(BlockAnswer):
         self._service, self._number = service, 0
         self._items: dict[Block, Item] = {}
         effort = request.reasoning.effort if request.reasoning is not None else None
+        form = (request.text.format if request.text is not None else None) or TextFormat(type="text")
         self._response = Response(
             id=name, created_at=service.now(), status="in_progress", instructions=request.instructions,
             max_output_tokens=request.max_output_tokens, metadata=request.metadata or {}, model=service.model,
             output=[], parallel_tool_calls=replies.parallel, reasoning={"effort": effort, "summary": None},
-            temperature=1.0 if request.temperature is None else request.temperature, text={"format": {"type": "text"}},
+            temperature=1.0 if request.temperature is None else request.temperature, text={"format": form},
             tool_choice=request.tool_choice or "auto", tools=request.functions(),
             top_p=1.0 if request.top_p is None else request.top_p,
         )  # fmt: skip

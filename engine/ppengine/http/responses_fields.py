@@ -10,6 +10,7 @@ from ppengine.http.api_errors import ApiError, invalid
 from ppengine.http.body import Body
 from ppengine.http.chat_fields import ChatRequest, ContentPart, Message
 from ppengine.http.request_fields import StreamOptions
+from ppengine.http.structured_fields import JsonSchemaFormat, ResponseFormat
 from ppengine.http.tool_fields import CalledFunction, Function, NamedFunction, NamedTool, Tool, ToolCall, ToolChoice
 
 _INCLUDED = ("reasoning.encrypted_content",)
@@ -23,10 +24,30 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     summary: str | None = None
 
 
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`text`, `json_object`, or `json_schema` with the schema beside its name."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def as_chat(self) -> ResponseFormat:
+        """Return the form as chats have it. Raises ApiError."""
+        if self.type not in ("text", "json_object", "json_schema"):
+            text = f"text.format.type is {self.type[:80]}; it must be text, json_object or json_schema"
+            raise _unsupported(text, "text")
+        if self.type == "json_schema" and self.schema is None:
+            raise invalid("text.format of type json_schema needs a schema", "text")
+        schema = JsonSchemaFormat(name=self.name, description=self.description, schema=self.schema, strict=self.strict)
+        return ResponseFormat(type=self.type, json_schema=schema)
+
+
 class TextOptions(msgspec.Struct, kw_only=True):
     """The form of the text."""
 
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 
@@ -130,6 +151,7 @@ class ResponsesRequest(Body, kw_only=True):
             stream=self.stream, user=self.user, priority=self.priority, chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             tools=tools or None, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls,
+            response_format=None if self.text is None or self.text.format is None else self.text.format.as_chat(),
         )  # fmt: skip
 
     def _check(self) -> None:
@@ -141,9 +163,6 @@ class ResponsesRequest(Body, kw_only=True):
             raise _unsupported(text, "previous_response_id")
         if other := [one for one in self.include or [] if one not in _INCLUDED]:
             raise _unsupported(f"include has {other[0][:80]}; this server takes {' or '.join(_INCLUDED)}", "include")
-        form = self.text.format if self.text is not None else None
-        if form is not None and form.get("type") != "text":
-            raise _unsupported(f"text.format is {form.get('type')!r:.80}; this server takes text", "text")
 
     def _messages(self) -> list[Message]:
         """Return the messages of the chat. Instructions and the first system messages are one: templates take one."""

@@ -28,7 +28,7 @@ from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
-from ppengine.http.tool_fields import Function, for_template, functions_of, schemas
+from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
@@ -87,14 +87,14 @@ class Service:
     ) -> tuple[str, Generation, ReplyFactory]:
         """Begin the generation of a chat; return its id, the generation and its readers. Raises ApiError."""
         self._check(request, caller)
-        functions = functions_of(request.tools, request.tool_choice)
-        if functions and self.reply_form.tool_parser is None:
+        functions, certain = request.functions(), certain_parser(request.tool_choice)
+        if functions and certain is None and self.reply_form.tool_parser is None:
             text = "tools: this model's chat template has no form of tool calls that is known; see http.tool_parser"
             raise ApiError(400, "invalid_request_error", text, param="tools", code="unsupported_parameter")
         text = await self._rendered(request, functions)
         replies = ReplyFactory(
             form=self.reply_form, inside=begins_inside(text), functions=schemas(functions),
-            parallel=request.parallel_tool_calls is not False,
+            parallel=request.parallel, certain=certain,
         )  # fmt: skip
         ids = await self._encode(text, special=False)
         spoken = {} if replies.plain else self._spoken
@@ -104,7 +104,7 @@ class Service:
     async def count(self, request: ChatRequest) -> int:
         """Return the number of tokens of a chat. Raises ApiError."""
         self.check_model(request.model)
-        text = await self._rendered(request, functions_of(request.tools, request.tool_choice))
+        text = await self._rendered(request, request.functions())
         return len(await self._encode(text, special=False))
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:

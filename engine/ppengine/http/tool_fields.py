@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from ppengine.http.api_errors import ApiError, invalid
-from ppengine.http.reply.tool_parsers import Functions
+from ppengine.http.api_errors import invalid
+from ppengine.http.reply.certain_calls import ArgumentsParser, CallListParser
+from ppengine.http.reply.tool_parsers import Functions, ToolParser
 
 TOOLS_MOST = 1024
 """Most functions of a request."""
@@ -23,7 +24,7 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Whether the arguments must fit the schema, which the model alone decides here."""
+    """Whether the arguments must fit the schema. They do if the call is certain; else the model alone decides."""
 
 
 class Tool(msgspec.Struct, kw_only=True):
@@ -75,7 +76,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
 
 def functions_of(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Function]:
-    """Return the functions that are offered to the model, none if it must not call any. Raises ApiError."""
+    """Return the functions that the model may call: none, all, or the one that it must. Raises ApiError."""
     functions = []
     for number, tool in enumerate(tools or []):
         if tool.type != "function" or tool.function is None:
@@ -92,27 +93,25 @@ def functions_of(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Fu
         raise invalid(f"tools has two functions {twice}; each needs a name of its own", "tools")
     if len(names) > TOOLS_MOST:
         raise invalid(f"tools has {len(names)} functions; at most {TOOLS_MOST} are taken", "tools")
-    if choice in ("none", "auto", None):
-        return [] if choice == "none" else functions
-    wanted = choice.function.name if isinstance(choice, NamedTool) else None
-    call_schema(functions, wanted)
-    shown = "required" if wanted is None else f"the function {wanted}"
-    text = f"tool_choice is {shown}; it needs constrained decoding, which this server does not have; use auto or none"
-    raise ApiError(400, "invalid_request_error", text, param="tool_choice", code="unsupported_value")
-
-
-def call_schema(functions: list[Function], wanted: str | None) -> dict[str, Any]:
-    """Return the JSON schema of calls that are certain: the arguments of one function, or a list of any calls.
-
-    `wanted` names the function; None: any of them. Raises ApiError if it is not offered.
-    """
-    if not functions:
+    if choice == "required" and not functions:
         raise invalid("tool_choice asks for a call, and tools has no function", "tool_choice")
-    if wanted is not None:
-        found = next((one for one in functions if one.name == wanted), None)
-        if found is None:
-            raise invalid(f"tool_choice names the function {wanted[:130]}, which is not in tools", "tool_choice")
-        return _arguments_schema(found)
+    if not isinstance(choice, NamedTool):
+        return [] if choice == "none" else functions
+    wanted = choice.function.name
+    if wanted not in names:
+        raise invalid(f"tool_choice names the function {wanted[:130]}, which is not in tools", "tool_choice")
+    return [one for one in functions if one.name == wanted]
+
+
+def call_schema(functions: list[Function], choice: ToolChoice | None, *, parallel: bool) -> dict[str, Any] | None:
+    """Return the JSON schema of an output that must be calls; None if the model is free to write anything.
+
+    `functions` are those of `functions_of`. A named function has its arguments alone, `required` a list of calls.
+    """
+    if isinstance(choice, NamedTool):
+        return _arguments_schema(functions[0])
+    if choice != "required":
+        return None
     calls = [
         {
             "type": "object",
@@ -122,7 +121,14 @@ def call_schema(functions: list[Function], wanted: str | None) -> dict[str, Any]
         }
         for one in functions
     ]
-    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}} | ({} if parallel else {"maxItems": 1})
+
+
+def certain_parser(choice: ToolChoice | None) -> type[ToolParser] | None:
+    """Return the parser of an output that must be calls; None if the model is free to write anything."""
+    if isinstance(choice, NamedTool):
+        return ArgumentsParser
+    return CallListParser if choice == "required" else None
 
 
 def for_template(functions: list[Function]) -> list[dict[str, Any]] | None:

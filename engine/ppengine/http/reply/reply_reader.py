@@ -25,14 +25,18 @@ class ReplyFactory:
     """The functions that were offered."""
     parallel: bool
     """Whether several calls are wanted; otherwise those after the first are left out."""
+    certain: type[ToolParser] | None = None
+    """The parser of an output that is constrained to calls; then there is no reasoning."""
 
     @property
     def plain(self) -> bool:
         """Whether all of a reply is content."""
-        return not self.form.reasons and not self._calls
+        return self.certain is None and not self.form.reasons and not self._calls
 
     def reader(self) -> ReplyReader:
         """Return a reader of one reply."""
+        if self.certain is not None:
+            return ReplyReader(None, self.certain(self.functions), parallel=self.parallel)
         parser = self.form.tool_parser(self.functions) if self.form.tool_parser and self._calls else None
         splitter = ReasoningSplitter(inside=self.inside) if self.form.reasons else None
         return ReplyReader(splitter, parser, parallel=self.parallel)

@@ -1,0 +1,42 @@
+"""Tool calls of an output that is constrained to them: JSON alone, whatever form the model was trained to write."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from ppengine.http.reply.growing_parser import Step
+from ppengine.http.reply.tool_parsers import ToolParser
+
+
+class CallListParser(ToolParser):
+    """A list of `{"name": NAME, "arguments": {...}}`: calls of any functions."""
+
+    @override
+    def parse(self) -> Step[None]:
+        yield from self.attempt()
+        yield from self.text_until(())
+
+    @override
+    def calls(self) -> Step[None]:
+        yield from self.space()
+        yield from self.expect("[")
+        more = True
+        while more:
+            yield from self.space()
+            yield from self.object_call()
+            self.end_call()
+            yield from self.space()
+            more = yield from self.accept(",")
+        yield from self.expect("]")
+        self.give("text", "")
+
+
+class ArgumentsParser(CallListParser):
+    """The arguments of the one function that was offered."""
+
+    @override
+    def calls(self) -> Step[None]:
+        yield from self.space()
+        self.begin_call(self._names[0])
+        yield from self.arguments()
+        self.end_call()
