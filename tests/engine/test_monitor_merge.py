@@ -420,7 +420,7 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     gateway = SimpleNamespace(
         _take_report=lambda: None, _collector=collector, _consoles=SimpleNamespace(commands=commands), _probe=quiet,
         _recorder=quiet, _incidents=quiet, _refresh=shown, _core_was_there=True,
-        _succession=SimpleNamespace(core_away=False),
+        _succession=SimpleNamespace(core_away=False), _parent_memory=quiet,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)
@@ -479,6 +479,7 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     collector = Collector(config, EventLog(lambda event: None))
     published, cleared, lost, kept = [], [], [], []
     nothing = SimpleNamespace(close=lambda **_: None, newest=None, write=kept.append)
+    quiet = SimpleNamespace(look=lambda: None, words=lambda: "")
     consoles = SimpleNamespace(
         commands=SimpleNamespace(stopping=True, core_lost=lost.append), sessions=SimpleNamespace(count=lambda now: 0)
     )
@@ -486,7 +487,8 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
         _on_collect=lambda: None, _take_report=lambda: None, _collector=collector, _consoles=consoles,
         _events=EventLog(lambda event: None), _publisher=SimpleNamespace(snapshot=lambda *last: published.append(last)),
         _engine=SimpleNamespace(faults=None), _sockets=nothing, _config=config, _incidents=nothing, _history=nothing,
-        _probe=SimpleNamespace(stacks={}), _parent=7, _journal=nothing, _access=nothing, _connections=nothing,
+        _probe=SimpleNamespace(stacks={}), _parent=7, _parent_memory=quiet, _journal=nothing, _access=nothing,
+        _connections=nothing,
     )  # fmt: skip
     gateway._diagnose = lambda: Gateway._diagnose(gateway)
     gateway._guarded = lambda diagnose: Gateway._guarded(gateway, diagnose)

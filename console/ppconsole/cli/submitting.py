@@ -8,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-import msgspec
 from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
@@ -95,6 +94,7 @@ def _submit(values: dict[str, Any]) -> Submit:
 
 def _constrained(verb: Submit, schema: TextIO | None, regex: str | None) -> Submit:
     """Return a submission whose text follows a schema or an expression, where one is given."""
+    import msgspec
     from ppengine.protocol.structured_outputs import StructuredOutputsParams
 
     if schema is None and regex is None:
