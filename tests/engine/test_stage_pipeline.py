@@ -16,6 +16,7 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.ring import Gauge, Kind, Phase, RingReader, Word
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Move, MoveKind, Row, Step
 from ppengine.stage.build import resolve_dtype
+from ppengine.stage.worker import failure_words
 from stage_core import BLOCK, FakeCore, Sequence
 from stage_helpers import resident
 
@@ -383,3 +384,10 @@ def test_boot_waiting_for_a_neighbour_answers_pings(model: Path) -> None:
         core.until(lambda: core.pongs, "an answer meanwhile")
         core.start(0)
         core.serve()
+
+
+def test_the_reason_behind_a_compiled_call_is_named() -> None:
+    error = SystemError("<function lay_out> returned a result with an exception set")
+    assert failure_words(error).startswith("SystemError: ")
+    error.__cause__ = MemoryError("cannot allocate\n17 GiB")
+    assert failure_words(error) == "MemoryError: cannot allocate 17 GiB"

@@ -175,7 +175,7 @@ class StageWorker:
             text, peer = str(error), error.with_traceback(None)
         except Exception as error:
             log.exception("step %d failed", loop.newest)
-            text = f"{type(error).__name__}: {_one_line(error)}"
+            text = failure_words(error)
             if launches:
                 # After a CUDA error, freeing pinned memory or a graph may abort the process, before its last words.
                 self._kept = error
@@ -241,6 +241,15 @@ def main() -> None:
     sys.stderr.flush()
     # Past this point only destructors would run, and the process would wait for threads of libraries.
     os._exit(code)
+
+
+def failure_words(error: BaseException) -> str:
+    """Return type and message of an error in one line.
+
+    Compiled code that returns with an exception set makes a SystemError of it; the reason is its cause.
+    """
+    reason = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
+    return f"{type(reason).__name__}: {_one_line(reason)}"
 
 
 def _one_line(error: BaseException) -> str:
