@@ -511,6 +511,20 @@ class TestStructuredOutputs:
             assert 1 <= len(found["pets"]) <= 3 and {"cat", "dog"}.issuperset(found["pets"])
             assert choice.finish_reason == "stop"
 
+    def test_a_call_is_certain(self, client: openai.OpenAI) -> None:
+        """The bundled model knows no tools; its output is a call all the same, also in a stream."""
+        tool: Any = {"type": "function", "function": {"name": "greet", "parameters": SCHEMA}}
+        body: Any = {"model": "tiny", "messages": CHAT, "seed": 1, "max_tokens": 400, "tools": [tool]}
+        (choice,) = client.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **body).choices
+        (made,) = choice.message.tool_calls or []
+        assert made.type == "function" and made.function.name == "greet" and choice.finish_reason == "tool_calls"
+        assert json.loads(made.function.arguments).keys() == {"name", "age", "pets"}
+        named: Any = {"type": "function", "function": {"name": "greet"}}
+        deltas = [event.choices[0].delta for event in client.chat.completions.create(
+            tool_choice=named, stream=True, **body)]  # fmt: skip
+        calls = [call.function for delta in deltas for call in delta.tool_calls or [] if call.function]
+        assert json.loads("".join(call.arguments or "" for call in calls)).keys() == {"name", "age", "pets"}
+
     @pytest.mark.parametrize(
         ("fields", "says"),
         [

@@ -1,4 +1,4 @@
-"""Tool calls of an output that is constrained to them: JSON alone, whatever form the model was trained to write."""
+"""Tool calls of an output that is constrained to them: JSON alone, for any model."""
 
 from __future__ import annotations
 
