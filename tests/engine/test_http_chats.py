@@ -130,6 +130,8 @@ async def test_a_choice_that_ends_at_a_stop_text_is_aborted_alone() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools", "runs no tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
         ({"tools": 5}, "tools", "array"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}],
+          "tool_choice": "required"}, "tools", "the type 'array'"),
     ],
 )  # fmt: skip
 async def test_tools_that_cannot_be_honoured_are_refused(more: dict[str, Any], param: str, words: str) -> None:
@@ -165,6 +167,27 @@ async def test_a_call_that_is_certain(choice: Any, text: str, arguments: str, sc
         deltas = [event["choices"][0]["delta"] for event in await one.events("/v1/chat/completions", body)]
         parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or []]
         assert "".join(part.get("arguments") or "" for part in parts) == arguments
+
+
+async def test_a_constrained_text_is_content_though_the_template_begins_with_reasoning() -> None:
+    async with HttpWorld(HttpConfig(tool_parser="llama3", reasoning="think")) as one:
+        one.renderer.template = ChatTemplate("x<think>\n", {})
+        one.model.text = '{"name": "weather", "parameters": {}}'
+        body = {"messages": ASK, "tools": [TOOL], "response_format": {"type": "json_object"}}
+        _, answer = await one.post("/v1/chat/completions", body)
+        (choice,) = answer["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == (one.model.text, "stop")
+
+
+async def test_many_prompts_with_a_large_schema_are_refused() -> None:
+    """The core would check each: it took 20 ms for one of these."""
+    async with world() as one:
+        schema = {"enum": ["x" * 1000]}
+        body = {"prompt": [[1]] * 1024, "guided_json": schema}
+        status, answer = await one.post("/v1/completions", body)
+        assert (status, answer["error"]["param"]) == (400, "guided_json") and "over all prompts" in str(answer)
+        status, answer = await one.post("/v1/completions", {"prompt": [[1]], "guided_json": {"a": [{}] * 9000}})
+        assert status == 400 and "9002 objects and lists" in str(answer) and not one.model.submitted
 
 
 async def test_tools_need_a_parser() -> None:

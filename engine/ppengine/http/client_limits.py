@@ -6,6 +6,7 @@ The core counts open requests and requests a minute, over all HTTP processes: it
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from ppengine.http.api_errors import unavailable
@@ -25,14 +26,17 @@ class ClientLimits:
         self._rules: dict[str, ClientRule] = {}
         self._kick: int | None = None
         """The newest kick that was carried out; None: kicks before the start of this process are not its own."""
+        self._taken_at = 0.0
+        """Time of the newest answer."""
 
     def take(self, rules: Sequence[ClientRule]) -> None:
         """Take the rules of an answer of the core, and close the streams of clients that were kicked since."""
-        newest = max((rule.kick for rule in rules), default=0)
+        newest, before, self._taken_at = max((rule.kick for rule in rules), default=0), self._taken_at, time.monotonic()
         if self._kick is not None:
             for rule in rules:
                 if rule.kick > self._kick:
-                    calls = self._stats.open_calls(rule.client)
+                    # A call that began since the last answer may be the client's next try, behind the kick.
+                    calls = [call for call in self._stats.open_calls(rule.client) if call.began <= before]
                     asyncio.get_running_loop().call_later(GRACE_S, _close, calls)
         self._kick = max(newest, self._kick or 0)
         self._rules = {rule.client: rule for rule in rules}

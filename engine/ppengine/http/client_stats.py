@@ -38,7 +38,7 @@ class Call:
 
     def __init__(self, client: _Client, grant: Grant | None = None) -> None:
         self._client, self._grant = client, grant
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._events: dict[int, float] = {}
         """Time of the newest event, by choice."""
         self._sending_since: float | None = None
@@ -66,7 +66,7 @@ class Call:
         if before is not None:
             client.itl.add(now - before, 1, now)
         elif not self._events:
-            client.ttft.add(now - self._began, 1, now)
+            client.ttft.add(now - self.began, 1, now)
         self._events[choice] = now
 
     @contextmanager
@@ -96,7 +96,7 @@ class Call:
         client.open.discard(self)
         if self._grant is not None:
             self._grant.leave()
-        took_s = time.monotonic() - self._began
+        took_s = time.monotonic() - self.began
         client.took[bisect_left(HTTP_EDGES_S, took_s)] += 1
         client.took_s += took_s
         client.left += left

@@ -23,6 +23,8 @@ log = logging.getLogger("ppengine.http")
 
 BUFFER_MOST = 65_536
 """Bytes that wait for a client before its events are held back: uvicorn's limit."""
+HELD_MOST = 2**24
+"""Bytes of events that are held back for a client; beyond that its connection is cut."""
 
 
 class Reading:
@@ -82,6 +84,7 @@ class EventStream:
         self._answer, self._generations, self._call, self._transport = answer, generations, call, transport
         self._full = False
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._wake = asyncio.Event()
 
     async def run(self, send: Send) -> ApiError | None:
@@ -105,6 +108,10 @@ class EventStream:
             return  # An empty chunk would end the answer.
         if self._full:
             self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > HELD_MOST:
+                log.warning("a client read nothing of %d bytes; its connection is cut", self._held_bytes)
+                self._transport.abort()
             return
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         if self._transport.get_write_buffer_size() > BUFFER_MOST:
@@ -116,5 +123,5 @@ class EventStream:
         with self._call.sending():
             # Without data it waits for room in the buffer.
             await send({"type": "http.response.body", "body": b"", "more_body": True})
-        held, self._held, self._full = b"".join(self._held), [], False
+        held, self._held, self._held_bytes, self._full = b"".join(self._held), [], 0, False
         self._write(held)

@@ -71,6 +71,9 @@ class GenerationResponse(Response):
             self._call.end(self._status, left=not work.done() and not self._call.closed)
             for generation in self._generations:
                 generation.leave()
+            if self._call.closed:
+                # A plain close would wait until the client has read.
+                transport_of(scope).abort()
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)

@@ -9,6 +9,7 @@ import msgspec
 from ppengine.http.api_errors import invalid
 from ppengine.http.body import Body
 from ppengine.http.chat_fields import ChatRequest, Message
+from ppengine.http.structured_fields import JsonSchemaFormat, ResponseFormat
 from ppengine.http.tool_fields import CalledFunction, Function, NamedFunction, NamedTool, Tool, ToolCall, ToolChoice
 
 
@@ -55,12 +56,25 @@ class Thinking(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
 
 
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """Form of the answer. `effort` says nothing to the models that run here."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
 class CountRequest(Body, kw_only=True):
     """Body of `/v1/messages/count_tokens`."""
 
     ignored: ClassVar[frozenset[str]] = frozenset({
-        "betas", "cache_control", "context_management", "inference_geo", "metadata", "output_config", "service_tier",
-        "speed",
+        "betas", "cache_control", "context_management", "inference_geo", "metadata", "service_tier", "speed",
     })  # fmt: skip
     no_op: ClassVar[dict[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],), "output_format": ()}
 
@@ -69,10 +83,12 @@ class CountRequest(Body, kw_only=True):
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat. Raises ApiError."""
         choice = self.tool_choice
+        form = None if self.output_config is None else self.output_config.format
         options = None if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
         tools = [
             Tool(
@@ -86,6 +102,8 @@ class CountRequest(Body, kw_only=True):
             model=self.model, messages=self._messages(), tools=tools or None, chat_template_kwargs=options,
             tool_choice=None if choice is None else _choice(choice),
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
+            response_format=None if form is None else ResponseFormat(
+                type="json_schema", json_schema=JsonSchemaFormat(schema=form.schema)),
         )  # fmt: skip
 
     def _messages(self) -> list[Message]:

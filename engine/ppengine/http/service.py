@@ -25,7 +25,7 @@ from ppengine.http.client_stats import Call
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.reply.reasoning_splitter import begins_inside
-from ppengine.http.reply.reply_form import form_of
+from ppengine.http.reply.reply_form import ReplyForm, form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
 from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
@@ -41,6 +41,8 @@ USER_MOST = 64
 """Most characters of `user` that consoles get as the owner of a request."""
 PROMPTS_MOST = 1024
 """Most prompts of one request."""
+CONSTRAINTS_MOST = 2**18
+"""Characters of the constraints of all prompts of a request: the core checks each."""
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -92,8 +94,10 @@ class Service:
             text = "tools: this model's chat template has no form of tool calls that is known; see http.tool_parser"
             raise ApiError(400, "invalid_request_error", text, param="tools", code="unsupported_parameter")
         text = await self._rendered(request, functions)
+        # A text that is constrained begins with its form: it has no place for reasoning, and no free calls.
+        form = self.reply_form if request.constraint_field is None or certain is not None else ReplyForm()
         replies = ReplyFactory(
-            form=self.reply_form, inside=begins_inside(text), functions=schemas(functions),
+            form=form, inside=begins_inside(text), functions=schemas(functions),
             parallel=request.parallel, certain=certain,
         )  # fmt: skip
         ids = await self._encode(text, special=False)
@@ -172,6 +176,12 @@ class Service:
         spoken: Mapping[int, str] | None = None,
     ) -> tuple[str, list[Generation]]:  # fmt: skip
         sampling, name = self._sampling(request), _new_id(prefix, caller.request_id)
+        if sampling.structured_outputs is not None:
+            size = len(prompts) * len(sampling.structured_outputs.compiled_form.text)
+            if size > CONSTRAINTS_MOST:
+                field = request.constraint_field or "structured_outputs"
+                text = f"{field} has {size} characters over all prompts; at most {CONSTRAINTS_MOST} are taken at once"
+                raise invalid(text, field)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         submissions = [
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)

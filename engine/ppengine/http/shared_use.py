@@ -35,6 +35,8 @@ class SharedUse:
         for name in names:
             self.add(name)
         self._others = [_Other(_path(folder, other)) for other in roles if other != role]
+        for name in names:
+            self.others(name)  # counts of before this process are no growth
 
     def add(self, name: str, requests: int = 0, tokens: int = 0, opened: int = 0) -> None:
         """Add to the counts of this process."""
@@ -69,6 +71,8 @@ class _Other:
         with contextlib.suppress(OSError, ValueError):
             self._open()
         digest = _digest(name)
+        if digest not in self.places:
+            self._index()  # its process may have written the row after the file was mapped
         place = self.places.get(digest)
         if self.rows is None or place is None:
             return Use()
@@ -83,6 +87,12 @@ class _Other:
         if inode == self.inode:
             return
         self.rows, self.inode, self.seen = mapped_file.open_for_reading(self.path), inode, {}
+        self._index()
+
+    def _index(self) -> None:
+        """Find the rows of the mapped file."""
+        if self.rows is None:
+            return
         digests = [_ROW.unpack_from(self.rows, place)[0] for place in range(0, len(self.rows), _ROW.size)]
         self.places = {digest: number * _ROW.size for number, digest in enumerate(digests)}
 

@@ -109,17 +109,21 @@ def call_schema(functions: list[Function], choice: ToolChoice | None, *, paralle
     `functions` are those of `functions_of`. A named function has its arguments alone, `required` a list of calls.
     """
     if isinstance(choice, NamedTool):
-        return _arguments_schema(functions[0])
+        return _certain_arguments(functions[0])
     if choice != "required":
         return None
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": one.name}, "arguments": _arguments_schema(one)},
+            # With an id of its own, `#/$defs/...` of a schema is looked up in it.
+            "properties": {
+                "name": {"const": one.name},
+                "arguments": {"$id": f"urn:ppconsole:{number}"} | _certain_arguments(one),
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for one in functions
+        for number, one in enumerate(functions)
     ]
     return {"type": "array", "minItems": 1, "items": {"anyOf": calls}} | ({} if parallel else {"maxItems": 1})
 
@@ -143,3 +147,12 @@ def schemas(functions: list[Function]) -> Functions:
 
 def _arguments_schema(function: Function) -> dict[str, Any]:
     return function.parameters or {"type": "object", "properties": {}}
+
+
+def _certain_arguments(function: Function) -> dict[str, Any]:
+    """Return the schema of arguments that a call must have: an object. Raises ApiError for another type."""
+    schema = {"type": "object"} | _arguments_schema(function)
+    if schema["type"] != "object":
+        shown = f"parameters of the function {function.name} have the type {schema['type']!r:.40}"
+        raise invalid(f"{shown}; arguments are an object", "tools")
+    return schema

@@ -14,6 +14,8 @@ MOST_CHARACTERS = 131_072
 MOST_CHOICES = 4096
 MOST_DEPTH = 64
 """Objects and lists inside each other in a schema."""
+MOST_PARTS = 8_192
+"""Objects and lists of a schema: the core looks at each."""
 MOST_WHITESPACE = 1000
 """Characters of `whitespace_pattern`."""
 ANY_OBJECT = '{"type":"object"}'
@@ -98,6 +100,8 @@ def _schema_text(schema: object) -> str:
         text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
         if len(text) > MOST_CHARACTERS:
             raise ValueError(f"json has {len(text)} characters; at most {MOST_CHARACTERS} are taken")
+        if (parts := text.count("{") + text.count("[")) > MOST_PARTS:
+            raise ValueError(f"json has {parts} objects and lists; at most {MOST_PARTS} are taken")
         found = msgspec.json.decode(text)
     except RecursionError:
         raise ValueError(f"json is nested too deeply; at most {MOST_DEPTH} levels are taken") from None
