@@ -250,3 +250,15 @@ def test_settings_of_a_hub(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             build_profile({"name": "x", "model": model}, tmp_path, "p")
         assert text in str(caught.value)
+
+
+def test_files_of_another_commit_are_not_taken_for_those_of_the_hub(hub: Hub) -> None:
+    model = model_of("huggingface")
+    fetched(model, weights=False)
+    hub.files["config.json"] = b'{"model_type": "LLAMA"}'
+    fetched(model)
+    assert Path(model.path, "config.json").read_bytes() == b'{"model_type": "LLAMA"}', "of the same size"
+    Path(model.path, MARKER).unlink()
+    Path(model.path, "generation_config.json").write_bytes(b"{}")
+    with pytest.raises(HubError, match=r"generation_config\.json is there, and the hub has none; remove it"):
+        fetched(model)

@@ -129,7 +129,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a model that is not served here."""
-        if name not in (None, self.model, self.config.model_path):
+        if name not in (None, self.model, self.config.model_path, self.config.profile.model.id):
             text = f"model {name[:80] if name else name} is not served here; it is {self.model}"
             raise ApiError(404, "not_found_error", text, param="model", code="model_not_found")
 

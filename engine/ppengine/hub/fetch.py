@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,7 +20,7 @@ from ppengine.common.config import ModelConfig
 from ppengine.common.model_cache import REVISIONS
 from ppengine.common.sizes import size_text
 from ppengine.hub.sites import SITES, RemoteFile
-from ppengine.hub.transfer import HubError, Stopped, Transfer, git_hasher
+from ppengine.hub.transfer import CHUNK, HubError, Stopped, Transfer, git_hasher
 from ppengine.protocol.error_text import shown
 
 MARKER, PARTS, LOCK = ".complete.json", ".parts", ".lock"
@@ -69,6 +70,7 @@ def fetch_model(
                 return
             listed = site.files(transfer, model.id, model.revision or REVISIONS[model.source])
             wanted = choose(model.id, listed, weights=weights)
+            refuse_others(folder, wanted, weights=weights)
             bring(transfer, folder, wanted, f"{model.id} from {site.title}", say)
             if weights:
                 _mark(folder, wanted)
@@ -85,7 +87,8 @@ def choose(name: str, files: list[RemoteFile], *, weights: bool) -> list[RemoteF
     found = {file.path: file for file in files}
     if "config.json" not in found:
         raise HubError(f"{name}: no config.json; a model is a repository with config.json and safetensors files")
-    settings = [found[path] for path in SETTINGS if path in found]
+    # config.json comes last: it says that the settings are all there.
+    settings = [found[path] for path in sorted(SETTINGS, key="config.json".__eq__) if path in found]
     shards = [file for path, file in sorted(found.items()) if _SHARD.fullmatch(path)]
     tensors = [found[SINGLE]] if SINGLE in found else [found[INDEX], *shards] if INDEX in found and shards else []
     if weights and not tensors:
@@ -104,12 +107,21 @@ def choose(name: str, files: list[RemoteFile], *, weights: bool) -> list[RemoteF
     return wanted
 
 
+def refuse_others(folder: Path, wanted: list[RemoteFile], *, weights: bool) -> None:
+    """Raise HubError if `folder` has a file that an engine would read and the hub does not list: of another commit."""
+    names = {file.path for file in wanted}
+    for path in sorted(folder.iterdir()):
+        read = path.name in SETTINGS or (weights and (path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)))
+        if read and path.name not in names:
+            raise HubError(f"{folder}: {path.name} is there, and the hub has none; remove it, or name an empty folder")
+
+
 def bring(transfer: Transfer, folder: Path, files: list[RemoteFile], title: str, say: Callable[[str], None]) -> None:
     """Download the `files` that `folder` lacks. Raises HubError, Stopped, OSError.
 
     A file has its name only when its checksum was right. Until then it is in `PARTS`, named by that checksum.
     """
-    missing = [file for file in files if not _has(folder / file.path, file.size)]
+    missing = [file for file in files if not _is(folder / file.path, file)]
     parts = {file: folder / PARTS / (file.sha256 or file.git) for file in missing}
     total = sum(file.size for file in missing)
     needed = total - sum(part.stat().st_size for part in parts.values() if part.is_file())
@@ -121,7 +133,7 @@ def bring(transfer: Transfer, folder: Path, files: list[RemoteFile], title: str,
     progress = _Progress(total, say)
     for file, part in parts.items():
         progress.file = file.path
-        hasher = hashlib.sha256() if file.sha256 else git_hasher(file.size)
+        hasher = _hasher(file)
         transfer.download(file.url, part, file.size, hasher, progress.came)
         kind, right = ("sha256", file.sha256) if file.sha256 else ("git's sha1", file.git)
         if hasher.hexdigest() != right:
@@ -184,6 +196,21 @@ def _mark(folder: Path, files: list[RemoteFile]) -> None:
     draft = folder / f"{MARKER}.{os.getpid()}"
     draft.write_bytes(msgspec.json.encode(_Marker({file.path: file.size for file in files})))
     draft.replace(folder / MARKER)
+
+
+def _hasher(file: RemoteFile) -> Any:
+    return hashlib.sha256() if file.sha256 else git_hasher(file.size)
+
+
+def _is(path: Path, file: RemoteFile) -> bool:
+    """Return whether `path` has the bytes of `file`: another commit may have as many. Raises OSError."""
+    if not _has(path, file.size):
+        return False
+    hasher = _hasher(file)
+    with path.open("rb") as content:
+        while chunk := content.read(CHUNK):
+            hasher.update(chunk)
+    return bool(hasher.hexdigest() == (file.sha256 or file.git))
 
 
 def _has(path: Path, size: int) -> bool:

@@ -26,7 +26,7 @@ LISTING_MOST = 16 * 1024 * 1024
 REDIRECTS_MOST = 5
 _TRIES = 4
 """Broken connections in a row, without a new byte, after which a download ends."""
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 _BROKEN = (OSError, http.client.HTTPException)
 
 
@@ -86,7 +86,7 @@ class Transfer:
         """
         with part.open("ab+") as file:
             file.seek(0)
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(CHUNK):
                 self._check()
                 hasher.update(chunk)
                 came(len(chunk))
@@ -115,15 +115,21 @@ class Transfer:
                     raise HubError(f"{_host(url)}: bytes from {have} were requested; it sent {shown(begins, 60)}")
             else:
                 # This server sends whole files alone: those bytes are here.
-                while have and (chunk := answer.read(min(have, _CHUNK))):
+                while have and (chunk := answer.read1(min(have, CHUNK))):
                     self._check()
                     have -= len(chunk)
             # One byte more than there should be shows a file that is too long.
-            while chunk := answer.read(min(_CHUNK, size - file.tell() + 1)):
+            # `read1` gives what has come, so that a connection that stalls later loses nothing.
+            while chunk := answer.read1(min(CHUNK, size - file.tell() + 1)):
                 self._check()
                 if file.tell() + len(chunk) > size:
                     raise HubError(f"{_host(url)}: more than the {size} bytes of its listing")
-                file.write(chunk)
+                try:
+                    file.write(chunk)
+                    file.flush()
+                except OSError as error:
+                    # The file may have a part of the chunk, which the hasher has not.
+                    raise HubError(f"{file.name}: {error.strerror}") from None
                 hasher.update(chunk)
                 came(len(chunk))
 

@@ -165,7 +165,7 @@ class Connector:
         except NoRdmaError as error:
             if edges == "rdma":
                 text = f"no RDMA with stage {edge.peer}: {error}; with parallel.edges: auto TCP carries messages then"
-                raise PeerLostError(text, edge.peer) from None
+                raise PeerLostError(text) from None  # the neighbour lives
             log.warning("TCP carries the messages of stage %d, since there is no RDMA: %s", edge.peer, error)
         else:
             log.info("RDMA carries the messages of stage %d", edge.peer)
