@@ -104,8 +104,20 @@ def test_a_child_gets_new_tokens_alone_and_the_next_one_all(desk: Desk) -> None:
     desk.end()
     (question,) = desk.open.values()
     assert question.grammar == Grammar("regex", "x") and question.tokens == [4, 5, 6]
+    desk.answer()
     desk.process.forget([1, 9])
     assert desk.forgotten == [1]
+
+
+def test_an_output_that_ends_under_its_question_leaves_no_matcher(desk: Desk) -> None:
+    desk.ask(1, [])
+    assert desk.turn() == [1]
+    desk.ask(2, [])
+    desk.process.forget([1, 2])
+    assert desk.ended == {2: Masked(error="its output has ended", later=True)}
+    assert desk.turn() == [1], "the other is not asked"
+    desk.answer()
+    assert desk.forgotten == [1, 1], "a child that compiled its grammar has made a matcher meanwhile"
 
 
 def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(desk: Desk) -> None:

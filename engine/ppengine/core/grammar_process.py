@@ -95,6 +95,8 @@ class GrammarProcess:
     """Open questions of the child by number, the oldest first."""
     _known: dict[int, int] = field(init=False, default_factory=dict)
     """Tokens that the child has of each matcher."""
+    _gone: set[int] = field(init=False, default_factory=set)
+    """Matchers of outputs that have ended, with an open question."""
     _compiled: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
     """Grammars that the child has probably compiled."""
     _killed: list[Child] = field(init=False, default_factory=list)
@@ -115,7 +117,14 @@ class GrammarProcess:
         self._waiting.append(ask)
 
     def forget(self, matchers: list[int]) -> None:
-        """Drop the matchers of outputs that have ended. Their open questions still get an answer."""
+        """Drop the matchers of outputs that have ended. Their open questions still get an answer, others none."""
+        gone = set(matchers)
+        dropped = [ask for ask in self._waiting if ask.matcher in gone]
+        self._waiting = deque(ask for ask in self._waiting if ask.matcher not in gone)
+        for ask in dropped:
+            ask.end(Masked(error="its output has ended", later=True))
+        # A child that compiles the grammar has no matcher yet, and makes one behind this.
+        self._gone |= gone & {ask.matcher for ask in self._given.values()}
         known = [number for number in matchers if self._known.pop(number, None) is not None]
         if known and self._ready:
             self._send(self._name, encode(Forget(known)))
@@ -200,6 +209,10 @@ class GrammarProcess:
             self._compiled.move_to_end(ask.grammar)
             if len(self._compiled) > WAITING_MOST:
                 self._compiled.popitem(last=False)
+        if ask.matcher in self._gone:
+            self._gone.discard(ask.matcher)
+            self._known.pop(ask.matcher, None)
+            self._send(self._name, encode(Forget([ask.matcher])))
         ask.end(Masked(answer.mask, one_line(answer.error)))
 
     # --- the child ------------------------------------------------------------------------------------------
@@ -253,6 +266,7 @@ class GrammarProcess:
         """End the child without waiting for its exit status."""
         self._ready = False
         self._known.clear()
+        self._gone.clear()
         self._compiled.clear()
         if self._child is not None:
             self._child.kill()
