@@ -153,7 +153,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 )
 @pytest.mark.parametrize("form", ["none", "hermes"])
 async def test_a_call_that_is_certain(choice: Any, text: str, arguments: str, schema: str, form: str) -> None:
-    """The model is constrained to JSON, whatever form its template has; a stream has the same call."""
+    """The model is constrained to JSON, for any form of its template; a stream has the same call."""
     async with HttpWorld(HttpConfig(tool_parser=form, reasoning="think")) as one:
         one.model.text = text
         body = {"messages": ASK, "tools": [TOOL], "tool_choice": choice}

@@ -20,13 +20,7 @@ class CallListParser(ToolParser):
     def calls(self) -> Step[None]:
         yield from self.space()
         yield from self.expect("[")
-        more = True
-        while more:
-            yield from self.space()
-            yield from self.object_call()
-            self.end_call()
-            yield from self.space()
-            more = yield from self.accept(",")
+        yield from self.object_calls(",")
         yield from self.expect("]")
         self.give("text", "")
 

@@ -81,6 +81,16 @@ class ToolParser(GrowingParser):
             self.begin_call(name)
             self.give("arguments", "{}")
 
+    def object_calls(self, separator: str) -> Step[None]:
+        """Parse `object_call` and its end, and further ones behind `separator`. Raises MalformedError."""
+        more = True
+        while more:
+            yield from self.space()
+            yield from self.object_call()
+            self.end_call()
+            yield from self.space()
+            more = yield from self.accept(separator)
+
     def arguments(self, *, streams: bool = True) -> Step[None]:
         """Parse the object of the arguments; `streams`: give it out as it comes. Raises MalformedError."""
         if (yield from self.char()) != "{":
@@ -120,13 +130,7 @@ class Llama3Parser(ToolParser):
 
     def calls(self) -> Step[None]:
         """Parse calls. Raises MalformedError."""
-        more = True
-        while more:
-            yield from self.space()
-            yield from self.object_call()
-            self.end_call()
-            yield from self.space()
-            more = yield from self.accept(";")
+        yield from self.object_calls(";")
 
 
 class MistralParser(ToolParser):
@@ -152,13 +156,7 @@ class MistralParser(ToolParser):
             yield from self.arguments()
             self.end_call()
             return
-        more = True
-        while more:
-            yield from self.space()
-            yield from self.object_call()
-            self.end_call()
-            yield from self.space()
-            more = yield from self.accept(",")
+        yield from self.object_calls(",")
         yield from self.accept("]")
         self.give("text", "")
 
