@@ -15,7 +15,7 @@ COMMIT = "c0ffee" * 6 + "c0de"
 
 
 class Hub:
-    """What the server has and does; a test changes it at any time."""
+    """Files and behaviour of the server; a test changes them at any time."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
@@ -24,7 +24,7 @@ class Hub:
         self.cuts: list[int] = []
         """Bytes after which the next answers with a file break off."""
         self.whole = False
-        """It sends whole files, whatever range is requested."""
+        """It sends whole files and ignores ranges."""
         self.hops = 0
         """Redirects before a file."""
         self.leads_to = ""

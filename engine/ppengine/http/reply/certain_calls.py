@@ -31,6 +31,4 @@ class ArgumentsParser(CallListParser):
     @override
     def calls(self) -> Step[None]:
         yield from self.space()
-        self.begin_call(self._names[0])
-        yield from self.arguments()
-        self.end_call()
+        yield from self.named_call(self._names[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from typing import ClassVar
 
 import msgspec
@@ -20,9 +21,9 @@ class TaggedParser(ToolParser):
     value_ends: ClassVar[tuple[str, ...]]
     """Texts that end a value; the last one always comes."""
 
+    @abstractmethod
     def value_begin(self) -> Step[None]:
         """Parse the text between a key and its value. Raises MalformedError."""
-        raise NotImplementedError
 
     def tagged_arguments(self, name: str) -> Step[None]:
         """Begin a call and parse its arguments. Raises MalformedError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -38,9 +39,9 @@ class ToolParser(GrowingParser):
         except MalformedError:
             self.break_off()
 
+    @abstractmethod
     def calls(self) -> Step[None]:
         """Parse the calls behind a marker. Raises MalformedError."""
-        raise NotImplementedError
 
     def object_call(self) -> Step[None]:
         """Parse `{"name": NAME, "arguments": {...}}` but for its end; the keys in any order. Raises MalformedError."""
@@ -90,6 +91,14 @@ class ToolParser(GrowingParser):
             self.end_call()
             yield from self.space()
             more = yield from self.accept(separator)
+
+    def named_call(self, name: str) -> Step[None]:
+        """Parse the arguments of a call of `name`, and end it. Raises MalformedError."""
+        if (yield from self.char()) != "{":
+            raise MalformedError
+        self.begin_call(name)
+        yield from self.arguments()
+        self.end_call()
 
     def arguments(self, *, streams: bool = True) -> Step[None]:
         """Parse the object of the arguments; `streams`: give it out as it comes. Raises MalformedError."""
@@ -150,11 +159,7 @@ class MistralParser(ToolParser):
                     self._at += 1
             yield from self.accept("[ARGS]")
             yield from self.space()
-            if (yield from self.char()) != "{":
-                raise MalformedError
-            self.begin_call(name)
-            yield from self.arguments()
-            self.end_call()
+            yield from self.named_call(name)
             return
         yield from self.object_calls(",")
         yield from self.accept("]")
@@ -176,9 +181,5 @@ class Glm4Parser(ToolParser):
             name = yield from self.one_of(self._names)
             yield from self.expect("\n")
             yield from self.space()
-            if (yield from self.char()) != "{":
-                raise MalformedError
-            self.begin_call(name)
-            yield from self.arguments()
-            self.end_call()
+            yield from self.named_call(name)
             yield from self.space()
