@@ -44,7 +44,11 @@ class Rig:
         app.report_outcome = report_outcome  # type: ignore[method-assign]
 
     def board(self, name: str) -> str:
-        return "\n".join(text_of(row) for row in self.app.screen.query_one(f"#{name}", Lines).rows)
+        """Return the text of a board of the topmost screen that has it: a dialog may lie over the banner."""
+        for screen in reversed(self.app.screen_stack):
+            for board in screen.query(f"#{name}").results(Lines):
+                return "\n".join(text_of(row) for row in board.rows)
+        raise AssertionError(f"no board {name} on {self.app.screen_stack}")
 
     async def until(self, ready: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
         for _ in range(int(seconds / 0.02)):
