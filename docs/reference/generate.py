@@ -20,6 +20,7 @@ from ppconsole.cli import exits, ppconsole
 from ppconsole.cli.environment import VARIABLES
 from ppconsole.model.thresholds import AlarmConfig, OnIncident, Threshold
 from ppengine.common.config import Profile
+from ppengine.common.tier_config import BackendConfig
 from ppengine.common.yaml_reader import BYTES_MOST, DEPTH_MOST, NODES_MOST
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.kinds import range_text
@@ -111,6 +112,7 @@ def profile_page() -> str:
     for name, kind in typing.get_type_hints(Profile).items():
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             parts.append(_struct(kind, f"`{name}`", defaults=True, prefix=f"{name}."))
+    parts.append(_struct(BackendConfig, "`tiers.backends`", defaults=True, prefix="tiers.backends.NAME."))
     parts.append(_struct(SamplingParams, "`SamplingParams`", defaults=True))
     parts.append(_struct(StructuredOutputsParams, "`structured_outputs`", defaults=True))
     return "\n".join(parts)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import functools
 import socket
-import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,9 +14,10 @@ from ppengine.common.curve import Socket
 from ppengine.common.groups import Groups
 from ppengine.common.http_address import parse_http
 from ppengine.common.model_cache import REVISIONS, model_folder
-from ppengine.protocol.error_text import one_line, shown
-from ppengine.protocol.frames import check_utf8
-from ppengine.protocol.kinds import check_kind, words_for
+from ppengine.common.section_checks import check_keys, check_missing, check_ranges
+from ppengine.common.tier_config import BACKENDS_MOST, BackendName, TierConfig
+from ppengine.protocol.error_text import shown
+from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.tcp_address import TcpAddress, check_listen, parse_address
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -47,8 +45,6 @@ Revision = Annotated[
     ),
 ]
 LAYERS_MOST = 1024
-_KEY_MOST = 80
-"""Characters of a key that an error repeats."""
 MODEL_LEN_MOST = 2**22
 """Tokens of the longest sequence that any model may have."""
 
@@ -190,6 +186,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     console: ConsoleConfig = ConsoleConfig()
     http: HttpConfig = HttpConfig()
     slo: SloConfig = SloConfig()
+    tiers: TierConfig = TierConfig()
     journal: bool = True
     """Keep requests in a file of the run folder, so that they go on if the core is restarted; off: ids alone."""
     threads_per_stage: Annotated[int, Meta(ge=1, le=1024)] | None = None
@@ -197,7 +194,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         """Check ranges, and settings against each other."""
-        _check_ranges(self, "")
+        check_ranges(self, "")
         _check_source(self.model)
         parallel = self.parallel
         if parallel.partition is not None and len(parallel.partition) != parallel.pipeline:
@@ -215,6 +212,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 parse_http(self.http.listen)
             except ValueError as error:
                 raise ValueError(f"http.listen: {error}") from None
+        _check_tiers(self.tiers)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,34 +307,21 @@ def _check_source(model: ModelConfig) -> None:
             raise ValueError(f"model.{key} is {getattr(model, key)}; it needs model.source: {' or '.join(REVISIONS)}")
 
 
+def _check_tiers(tiers: TierConfig) -> None:
+    """Raise ValueError for backends that cannot be."""
+    if len(tiers.backends) > BACKENDS_MOST:
+        raise ValueError(f"tiers.backends has {len(tiers.backends)} entries; at most {BACKENDS_MOST} are possible")
+    for name, backend in tiers.backends.items():
+        check_kind("tiers.backends: a name", name, BackendName)
+        check_ranges(backend, f"tiers.backends.{name}.")
+    if tiers.backends and not tiers.host:
+        raise ValueError("tiers.host is false; tiers.backends needs it")
+
+
 def check_utilization(value: float) -> None:
     """Raise ValueError unless `value` can be a memory utilization at all."""
     if not 0.0 < value <= 1.0:
         raise ValueError(f"memory utilization is {value:g}; it must be above 0 and at most 1")
-
-
-def _check_ranges(section: msgspec.Struct, prefix: str) -> None:
-    """Raise ValueError for a value out of its range, in `section` or below it."""
-    for key, hint in _hints(type(section)).items():
-        value = getattr(section, key)
-        if isinstance(value, msgspec.Struct):
-            _check_ranges(value, f"{prefix}{key}.")
-        else:
-            _check_value(f"{prefix}{key}", value, hint)
-
-
-def _check_value(name: str, value: object, hint: Any) -> None:
-    check_kind(name, value, hint)
-    if isinstance(value, str):
-        check_utf8(name, value)
-        if "\0" in value:
-            raise ValueError(f"{name} is {shown(value)}; it must be a text without NUL")
-
-
-@functools.cache
-def _hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the types of a section's keys, with their limits."""
-    return typing.get_type_hints(kind, include_extras=True)
 
 
 def profiles_dir() -> Path:
@@ -398,9 +383,9 @@ def load_profile(name: str, settings: list[str] | None = None) -> Profile:
 def build_profile(data: dict[str, Any], base: Path, where: str = "profile") -> Profile:
     """Return the validated profile of `data`; the model's path is taken relative to `base`. Raises ConfigError."""
     try:
-        _check_keys(data, Profile, "")
+        check_keys(data, Profile, "")
         data = _with_folder(data)
-        _check_missing(data, Profile, "")
+        check_missing(data, Profile, "")
         profile = msgspec.convert(data, Profile)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
@@ -426,35 +411,9 @@ def _apply(data: dict[str, Any], key: str, value: Any) -> None:
     nested: Any = {last: value}
     for parent in reversed(parents):
         nested = {parent: nested}
-    _check_keys(nested, Profile, "")
+    check_keys(nested, Profile, "")
     for parent in parents:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise ValueError(f"{parent} is a value, not a section")
     data[last] = value
-
-
-def _check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
-    """Raise ValueError for an unknown key, and for a value of another kind or out of its range."""
-    hints = _hints(kind)
-    for key, value in data.items():
-        if key not in hints:
-            nearest = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1, cutoff=0.0)[0]
-            raise ValueError(f"unknown key {one_line(prefix + key, _KEY_MOST)}; did you mean {prefix}{nearest}?")
-        section = hints[key]
-        if isinstance(section, type) and issubclass(section, msgspec.Struct):
-            if not isinstance(value, dict):
-                raise ValueError(f"{prefix}{key} is {shown(value)}; it is a section of keys")
-            _check_keys(value, section, f"{prefix}{key}.")
-        else:
-            _check_value(f"{prefix}{key}", value, section)
-
-
-def _check_missing(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) -> None:
-    """Raise ValueError for a required key that is not there."""
-    for field in msgspec.structs.fields(kind):
-        hint = _hints(kind)[field.name]
-        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            _check_missing(data.get(field.name, {}), hint, f"{prefix}{field.name}.")
-        elif field.required and field.name not in data:
-            raise ValueError(f"{prefix}{field.name} is missing; it must be {words_for(hint)}")

@@ -13,6 +13,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import EngineInfo, Event, Latency, OperationInfo, Queues, RequestInfo, Throughput
 from ppengine.protocol.stage_info import CordonInfo
 from ppengine.protocol.stage_samples import AgentReport
+from ppengine.protocol.tiers import TiersInfo
 
 
 class StageView(msgspec.Struct, kw_only=True):
@@ -148,6 +149,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """Findings of the live checks, oldest first; empty while they are off."""
     rules: list[ClientRule] = []
     """Rules of clients of the HTTP port."""
+    tiers: TiersInfo | None = None
+    """KV tiers; None if the profile has none."""
 
 
 UNKNOWN_STATUS = 256

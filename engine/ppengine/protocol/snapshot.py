@@ -13,11 +13,12 @@ from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.stage_info import StageInfo
+from ppengine.protocol.tiers import PromptSources, TiersInfo
 
 SCHEMA = 1
 
 EngineState = Literal["loading", "serving", "paused", "draining", "resizing", "degraded", "stopped"]
-RequestState = Literal["waiting", "running", "swapped", "held", "loading", "finished"]
+RequestState = Literal["waiting", "finding", "fetching", "running", "swapped", "held", "loading", "finished"]
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
     "mismatch", "corrupted", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak",
@@ -82,6 +83,10 @@ class Queues(msgspec.Struct, kw_only=True):
     swapped: int = 0
     held: int = 0
     loading: int = 0
+    finding: int = 0
+    """Their chunks are looked for in backends."""
+    fetching: int = 0
+    """Their chunks are read from backends."""
 
 
 class Why(msgspec.Struct, kw_only=True):
@@ -127,6 +132,8 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     """Name of the key that submitted it; `owner` is the name that its user gave."""
     client: str = ""
     """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
+    sources: PromptSources | None = None
+    """Sources of the tokens of its last start; null without KV tiers."""
 
 
 class OperationInfo(msgspec.Struct, kw_only=True):
@@ -277,6 +284,8 @@ class Snapshot(msgspec.Struct, kw_only=True):
     """The control lease; null while no key holds it."""
     clients: list[ClientInfo] = []
     """Clients of the HTTP port, the busiest first; at most `MAX_CLIENTS`."""
+    tiers: TiersInfo | None = None
+    """KV tiers; null if the profile has none."""
 
 
 MAX_REQUESTS = 1000

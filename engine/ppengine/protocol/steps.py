@@ -201,6 +201,12 @@ class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
     swap_blocks: int
     carrier: str | None = None
     """Carrier of the hidden states that it receives between hosts, `TCP` or `RDMA`; None: it receives none."""
+    slots_fd: int = -1
+    """Descriptor of the memory of its host slots in its process, for the store of its place; -1: it is private."""
+    slot_bytes: int = 0
+    """Bytes of a host slot: one block in all layers."""
+    slot_layout: str = ""
+    """Name of the order of the bytes in a slot; the same name, shape and dtype mean the same bytes."""
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=True):

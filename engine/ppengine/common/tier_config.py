@@ -1,0 +1,54 @@
+"""Profile keys of KV tiers: the host cache and its backends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+BackendName = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[a-z0-9][a-z0-9_-]{0,31}\Z",
+        description="1 to 32 small letters, digits, '_' and '-', with no sign first",
+    ),
+]
+BACKENDS_MOST = 8
+WritePolicy = Literal["always", "reused", "evicted"]
+
+
+class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One backend of the stores."""
+
+    kind: Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z", description="1 to 32 small letters, digits and '_'")]
+    """`memory`, `files`, `valkey`, `s3`, or the name of an installed backend."""
+    url: Annotated[str, Meta(max_length=4096)] = ""
+    """Its place: a folder of `files`, `redis://HOST:PORT/0`, `s3://BUCKET/PREFIX`."""
+    quota_gib: Annotated[float, Meta(gt=0, le=2**20)] = 16.0
+    """Most bytes that it keeps for all places together; the least recently used chunks go first."""
+    write: WritePolicy = "reused"
+    """Chunks that it gets: always; reused: at the second use; evicted: before their host slots are."""
+    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
+    """Milliseconds for one call."""
+
+
+class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV blocks outside of the device."""
+
+    host: bool = False
+    """Keep blocks in the part of the swap space that swapped requests do not need."""
+    out_mib: Annotated[float, Meta(gt=0, le=2**16)] = 8.0
+    """Most MiB that a step copies to the host cache, on each stage."""
+    in_mib: Annotated[float, Meta(gt=0, le=2**16)] = 16.0
+    """Most MiB that a step copies from the host cache, on each stage."""
+    least_tokens: Annotated[int, Meta(ge=1, le=2**22)] = 64
+    """Shortest prefix that is loaded; a shorter one is computed."""
+    find_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100
+    """Most milliseconds that a request waits for an answer about its chunks."""
+    fetch_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
+    """Most milliseconds that a request waits for its chunks."""
+    fetches: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Most requests that fetch at once."""
+    backends: dict[str, BackendConfig] = {}
+    """Backends by name; they need `host`."""
