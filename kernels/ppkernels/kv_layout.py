@@ -23,6 +23,11 @@ def token_major(device: torch.device) -> bool:
     return device.type == "cuda" or gpu.interpreted
 
 
+def layout_name(device: torch.device) -> str:
+    """Return the name of the layout of a block on `device`, for copies that outlive the process."""
+    return "token-major-1" if token_major(device) else "head-major-1"
+
+
 def cache_shape(
     blocks: int, block_size: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> tuple[int, int, int, int, int]:

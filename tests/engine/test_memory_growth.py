@@ -109,13 +109,15 @@ def test_another_generation_starts_from_the_present():
 # --- a real process -----------------------------------------------------------------------------------------
 
 
-def test_memory_of_this_process_beside_its_pools(tmp_path):
+@pytest.mark.parametrize("shared", [False, True])
+def test_memory_of_this_process_beside_its_pools(tmp_path, shared):
     import mmap
 
     import numpy as np
 
     path, flags = tmp_path / "s0.0.main.ring", mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    cache, swap = mmap.mmap(-1, 32 * MIB, flags=flags), mmap.mmap(-1, 32 * MIB, flags=flags)
+    cache = mmap.mmap(-1, 32 * MIB, flags=flags)
+    swap = mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS if shared else flags)
     cache.madvise(mmap.MADV_NOHUGEPAGE)  # As a stage's: the two are not merged.
     pools = [np.frombuffer(pool, np.uint8) for pool in (cache, swap)]
     writer = RingWriter(path, "main", 0, 0)
@@ -124,14 +126,17 @@ def test_memory_of_this_process_beside_its_pools(tmp_path):
     writer.gauge(Gauge.KV_LENGTH, 32 * MIB)
     writer.gauge(Gauge.SWAP_BASE, pools[1].ctypes.data)
     writer.gauge(Gauge.SWAP_LENGTH, 32 * MIB)
+    writer.gauge(Gauge.SWAP_SHARED, shared)
     watch, reader = MemoryWatch(), RingReader(path)
     sizes, watch._growth.look = [], lambda now, size, **more: sizes.append(size)
+    parts, watch._shared.look = [], lambda now, size, **more: parts.append(size)
     for touched in (0, 8 * MIB, 48 * MIB):
         pools[0][:touched] = pools[1][: touched // 2] = 1
         writer.gauge(Gauge.KV_MAPPED_BYTES, touched)
         watch.look(os.getpid(), reader, "", serving=True)
         assert watch.resident == min(touched, 32 * MIB)
     assert max(sizes) - min(sizes) < 4 * MIB, "cache and swap space are no growth"
+    assert max(parts) - min(parts) < 4 * MIB, "nor is a swap space that a store maps"
     assert procfs.unbacked(os.getpid()).total > 48 * MIB
     reader.close()
     writer.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from ppengine.common.config import ConfigError
@@ -81,6 +85,30 @@ def test_host_pool_is_a_mapping_apart() -> None:
     for layer in host.layers:
         layer.fill_(1.0)
     assert resident(cache.base, cache.length) < MIB
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_slot_is_one_run_of_memory_and_is_forgotten(shared: bool) -> None:
+    host = CpuSwapSpace(SHAPE, 64, shared=shared)
+    for number, layer in enumerate(host.layers):
+        layer[7].fill_(number + 1.0)
+    slots = torch.frombuffer(host._map, dtype=torch.float32).view(64, 3, -1)
+    assert slots[7].unique(dim=1).flatten().tolist() == [1.0, 2.0, 3.0]
+    assert not bool(slots[6].any() or slots[8].any())
+    host.forget()
+    assert not bool(slots.any())
+
+
+def test_a_shared_slot_is_seen_by_a_process_that_opens_it() -> None:
+    host = CpuSwapSpace(SHAPE, 8, shared=True)
+    script = (
+        f"import mmap, os; fd = os.open('/proc/{os.getpid()}/fd/{host.fd}', os.O_RDWR); size = {SHAPE.block_bytes}; "
+        "slots = mmap.mmap(fd, 0); assert not any(slots[:size]); slots[size : 2 * size] = bytes([1]) * size"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    for layer in host.layers:
+        assert bool((layer[1].view(torch.uint8) == 1).all()) and not bool(layer[0].any() or layer[2].any())
+    assert CpuSwapSpace(SHAPE, 8).fd == -1
 
 
 def test_refusals_name_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

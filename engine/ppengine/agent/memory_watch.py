@@ -27,6 +27,8 @@ class MemoryWatch:
         self._growth, self._shared = GrowthWatch(), GrowthWatch(SHARED_WINDOWS_S)
         self._pools = 0
         """Resident bytes of KV cache and swap space."""
+        self._shared_slots = 0
+        """Resident bytes of a swap space that a store maps, too."""
         self._ranges: tuple[tuple[int, int], ...] = ()
         self._mapped = 0
         self._read_size, self._last_size = 0, 0
@@ -48,17 +50,18 @@ class MemoryWatch:
         self._last_size = size
         if changed or (moved and (hasty or now >= self._due)):
             self._ranges, self._mapped, self._read_size, moved = ranges, mapped, size, False
-            self._read_pools(pid, now)
+            self._read_pools(pid, now, shares=bool(ring.gauge(Gauge.SWAP_SHARED)))
         if not moved:
             activations = ring.gauge(Gauge.OTHER_BYTES)
             self._growth.look(now, size - self._pools, serving=serving, activations=activations)
-            self._shared.look(now, memory.shared, serving=serving)
+            self._shared.look(now, memory.shared - self._shared_slots, serving=serving)
             grows = self._growth.grows or self._shared.grows
             limits, left = (cgroup_limits.memory_limits(groups), host_available()) if grows else ([], None)
             self.growth = self._growth.sample(limits, left) or self._shared.sample(limits, left)
 
-    def _read_pools(self, pid: int, begun: float) -> None:
+    def _read_pools(self, pid: int, begun: float, *, shares: bool) -> None:
         sizes = procfs.resident_ranges(pid, self._ranges) if any(length for _, length in self._ranges) else None
         self._due = begun + min(_SMAPS_MOST_S, (time.monotonic() - begun) * _SMAPS_SHARE)
         self.resident = sizes[0] if sizes and self._ranges[0][1] else None
         self._pools = sum(sizes or ())
+        self._shared_slots = sizes[1] if sizes and shares else 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from ppkernels.kv_layout import layout_name
 from torch import Tensor
 
 from ppengine.checkpoint.model_shard import shard_of
@@ -91,6 +92,9 @@ class Boot:
         room = Room(self._shape, ready.reserved_blocks, ready.swap_blocks)
         resources = self._hardware.make_resources(self._config, model, room, self._captured)
         ready.peak_bytes = self._hardware.peak(model.weights_bytes, activations, resources.cache.mapped_bytes)
+        if resources.swap.fd >= 0:
+            ready.slots_fd, ready.slot_bytes = resources.swap.fd, self._shape.block_bytes
+            ready.slot_layout = layout_name(resources.cache.layers[0].device)
         self._publish(ready, resources.cache, resources.swap)
         return Loaded(resources, ready)
 
@@ -279,6 +283,7 @@ class Boot:
             Gauge.BLOCK_BYTES: ready.block_bytes,
             Gauge.SWAP_BASE: swap.base,
             Gauge.SWAP_LENGTH: swap.length,
+            Gauge.SWAP_SHARED: swap.fd >= 0,
         }
         for gauge, value in figures.items():
             self._ring.gauge(gauge, value)

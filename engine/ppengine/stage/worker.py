@@ -158,8 +158,7 @@ class StageWorker:
         log.info("leaving generation %d after step %d", self._generations.current, loop.newest)
         runner.leave()
         # Swapped blocks are of no use any more; a block of the device is written before it is read.
-        swap = loaded.resources.swap
-        swap.drop(0, swap.blocks)
+        loaded.resources.swap.forget()
         self._ring.gauge(Gauge.INBOX, 0)
         self._ring.gauge(Gauge.OUTBOX, 0)
         self._ring.gauge(Gauge.STEP_FINISHED, loop.newest)

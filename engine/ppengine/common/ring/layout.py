@@ -118,6 +118,8 @@ class Gauge(IntEnum):
     SWAP_LENGTH = 15
     COLLECTIVE_WAIT_NS = 16
     """Time so far for which this rank waited for others of its stage."""
+    SWAP_SHARED = 17
+    """1 if the swap space is shared memory, else 0."""
 
 
 class Record(NamedTuple):

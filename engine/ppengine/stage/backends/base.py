@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -101,18 +102,31 @@ class KvCache(ABC):
         return f"cannot map {count} blocks: addresses are reserved for 1 to {self.reserved}"
 
 
+def slot_file(length: int) -> int:
+    """Return the descriptor of `length` bytes of memory that a store can map, and which end with their last user."""
+    fd = os.memfd_create("ppengine-slots", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, length)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 class SwapSpace(Protocol):
-    """Host memory of swapped blocks; `layers` as those of a cache."""
+    """Host memory of swapped blocks; `layers` as those of a cache. Slot `n` begins at byte `n * block_bytes`."""
 
     blocks: int
+    fd: int
+    """Descriptor of the memory, if a store maps it, too; -1: it is private."""
     layers: list[Tensor]
     base: int
     """First address."""
     length: int
     """Bytes."""
 
-    def drop(self, first: int, last: int) -> None:
-        """Forget blocks `[first, last)`."""
+    def forget(self) -> None:
+        """Forget all blocks."""
 
 
 # --- ends of edges ------------------------------------------------------------------------------------------

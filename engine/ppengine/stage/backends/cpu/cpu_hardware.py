@@ -78,12 +78,13 @@ class CpuHardware(Hardware):
         self, config: EngineConfig, model: StageModel, room: Room, progress: Callable[[int, int], None]
     ) -> RunnerResources:
         cache = CpuKvCache(room.shape, room.reserved_blocks)
-        return CpuResources(config, model, cache, self.swap_space(room.shape, room.swap_blocks), self._ledger)
+        swap = self.swap_space(room.shape, room.swap_blocks, shared=bool(config.profile.tiers.backends))
+        return CpuResources(config, model, cache, swap, self._ledger)
 
-    def swap_space(self, shape: KvShape, blocks: int) -> CpuSwapSpace:
+    def swap_space(self, shape: KvShape, blocks: int, *, shared: bool = False) -> CpuSwapSpace:
         """Return host memory for `blocks` swapped blocks. Raises ConfigError if so much cannot be reserved."""
         try:
-            return CpuSwapSpace(shape, blocks)
+            return CpuSwapSpace(shape, blocks, shared=shared)
         except OSError as error:
             host = system_memory()
             gib = host.available // self._places * 90 // _GIB / 100

@@ -1,8 +1,8 @@
 """Memory of KV blocks on a CPU: the cache, and the host memory of swapped blocks.
 
-Both are one anonymous private mapping, with a segment for each layer in the layout of
-`ppkernels.kv_layout`. Addresses are reserved for the most blocks that there can ever be and cost
-nothing until written. Shrinking gives the tail of each segment back with MADV_DONTNEED: Rss falls
+Addresses are reserved for the most blocks that there can ever be and cost nothing until written.
+The cache is one anonymous private mapping, with a segment for each layer in the layout of
+`ppkernels.kv_layout`. Shrinking gives the tail of each segment back with MADV_DONTNEED: Rss falls
 at once, a regrown block reads as zeros.
 """
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import system_memory
-from ppengine.stage.backends.base import KvCache, KvShape
+from ppengine.stage.backends.base import KvCache, KvShape, slot_file
 
 MAP_NORESERVE = 0x4000
 """Linux, all architectures that torch runs on; `mmap` names it from Python 3.13 on."""
@@ -53,15 +53,30 @@ class BlockMemory:
                 self._map.madvise(mmap.MADV_DONTNEED, layer * self._stride + start, end - start)
 
 
-class CpuSwapSpace(BlockMemory):
-    """Swapped blocks, resident only once written.
+class CpuSwapSpace:
+    """Swapped blocks, resident only once written. A slot is one run of memory, as on a GPU: all layers of a block.
 
     Without advice: neighbouring mappings of equal flags become one, and the agent reads Rss by
     mapping.
     """
 
-    def __init__(self, shape: KvShape, blocks: int) -> None:
-        super().__init__(shape, blocks)
+    def __init__(self, shape: KvShape, blocks: int, *, shared: bool = False) -> None:
+        """`shared`: a store maps it, too. Raises OSError if so much cannot be reserved."""
+        self.shape = shape
+        self.blocks = blocks
+        self.length = max(_round_up(blocks * shape.block_bytes), mmap.PAGESIZE)
+        self.fd = slot_file(self.length) if shared else -1
+        flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._map = mmap.mmap(self.fd, self.length, flags=flags | MAP_NORESERVE)
+        whole = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.base = whole.data_ptr()
+        view = cache_shape(blocks, shape.block_size, shape.kv_heads, shape.head_dim, whole.device)
+        slots = whole[: blocks * shape.block_bytes].view(shape.dtype).view(blocks, shape.layers, *view[1:])
+        self.layers: list[Tensor] = [slots[:, layer] for layer in range(shape.layers)]
+
+    def forget(self) -> None:
+        """Give all memory back to the system; slots read as zeros afterwards."""
+        self._map.madvise(mmap.MADV_DONTNEED if self.fd < 0 else mmap.MADV_REMOVE)
 
 
 class CpuKvCache(KvCache):

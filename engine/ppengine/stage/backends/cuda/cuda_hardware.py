@@ -140,7 +140,8 @@ class CudaHardware(Hardware):
         shape = room.shape
         cache = CudaKvCache(shape, room.reserved_blocks, self.driver, self.compute, self._map_ring)
         try:
-            swap = PinnedSwapSpace(shape, room.swap_blocks, block_view(shape, self.device), self.driver)
+            view, shared = block_view(shape, self.device), bool(config.profile.tiers.backends)
+            swap = PinnedSwapSpace(shape, room.swap_blocks, view, self.driver, shared=shared)
         except SwapSpaceRefusedError as error:
             raise ConfigError(str(error)) from None
         torch.cuda.synchronize(self.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import system_memory
-from ppengine.stage.backends.base import KvShape
+from ppengine.stage.backends.base import KvShape, slot_file
 from ppengine.stage.backends.cuda.errors import DriverError
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ class SwapSpaceRefusedError(ValueError):
 class PinnedSwapSpace:
     """`blocks` slots of `[layers, bytes]`. `layers` shows them as the device cache shows its layers."""
 
-    def __init__(self, shape: KvShape, blocks: int, view: Sequence[int], driver: Driver) -> None:
-        """Pin the memory; `view` is the shape of one block in one layer. Raises SwapSpaceRefusedError."""
+    def __init__(
+        self, shape: KvShape, blocks: int, view: Sequence[int], driver: Driver, *, shared: bool = False
+    ) -> None:
+        """Pin the memory; `view` is the shape of one block in one layer, `shared`: a store maps it, too.
+
+        Raises SwapSpaceRefusedError.
+        """
         self.shape = shape
         self.blocks = blocks
         self.slot_bytes = shape.block_bytes
@@ -46,8 +51,9 @@ class PinnedSwapSpace:
         available = system_memory().available
         if self.length > available:
             raise SwapSpaceRefusedError(self._refusal(f"the system has {size_text(available)} available", available))
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._map = mmap.mmap(-1, self.length, flags=flags)
+        self.fd = slot_file(self.length) if shared else -1
+        flags = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._map = mmap.mmap(self.fd, self.length, flags=flags)
         self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self.base = memory.data_ptr()
@@ -60,7 +66,7 @@ class PinnedSwapSpace:
         """Return the first address of a slot."""
         return self.base + slot * self.slot_bytes
 
-    def drop(self, first: int, last: int) -> None:
+    def forget(self) -> None:
         """Do nothing: pinned memory stays, the system must not take its pages back."""
 
     def close(self) -> None:
