@@ -75,7 +75,7 @@ def test_a_picture_has_all_ranks_with_their_waits(config: EngineConfig) -> None:
     shown = {(each.index, each.tensor_rank): each for each in world.collector.snapshot(0).stages}
     assert list(shown) == PLACES and [each.pid for each in shown.values()] == list(map(pid, PLACES))
     waiting = shown[1, 1]
-    assert (waiting.state, waiting.op, waiting.rank_wait) == ("receiving", "all_reduce<0 m8", 0.4)
+    assert (waiting.state, waiting.op, waiting.rank_wait) == ("gathering", "all_reduce<0 m8", 0.4)
     assert waiting.waiting_on is not None and waiting.waiting_on.rank == 0
     assert shown[1, 0].rank_wait is None and world.collector.retired() == [7, 8, 7, 8]
     assert set(world.collector.pids()) >= set(PLACES)

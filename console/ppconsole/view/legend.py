@@ -46,6 +46,7 @@ STAGE_STATES = Section("STATE OF A STAGE  column STATE, or S if it is narrow", {
     "L": "loading: loads weights", "I": "idle: no step to run", "R": "receiving: takes hidden states",
     "C": "computing: runs its layers", "T": "sending: transmits to the next stage", "W": "swapping: moves KV blocks",
     "Z": "resizing: maps or unmaps the KV cache",
+    "G": "gathering: waits for another rank of the stage",
     "B": "blocked: the next stage does not receive", "S": "starved: the stage before does not send",
     "H": "stopped: halted by a signal", "D": "dead: no process", "X": "faulty: the root of a fault",
 }, {mark.text: mark.style for mark in (*marks.STAGE.values(), marks.FAULT)})  # fmt: skip

@@ -23,6 +23,7 @@ STAGE: dict[str, Mark] = {
     "loading": Mark("L", "info"),
     "idle": Mark("I", "dim"),
     "receiving": Mark("R", "info"),
+    "gathering": Mark("G", "info"),
     "computing": Mark("C", "ok"),
     "sending": Mark("T", "info"),
     "swapping": Mark("W", "swap"),

@@ -12,7 +12,7 @@ import msgspec
 from ppengine.protocol.gpu import GpuInfo
 
 StageState = Literal[
-    "loading", "idle", "receiving", "computing", "sending", "swapping", "resizing",
+    "loading", "idle", "receiving", "gathering", "computing", "sending", "swapping", "resizing",
     "blocked", "starved", "stopped", "dead",
 ]  # fmt: skip
 
