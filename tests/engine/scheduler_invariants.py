@@ -6,6 +6,7 @@ from collections import Counter
 
 from ppengine.core.scheduler import Request, Scheduler
 from ppengine.core.scheduler.block_pool import STATES, BlockPool, HostBlockPool
+from ppengine.core.scheduler.host_cache import HostCache
 from ppengine.core.scheduler.step_log import StepLog
 
 _FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
@@ -61,7 +62,20 @@ def _state(pool: BlockPool, block: int) -> int:
 def check_host_pool(pool: HostBlockPool, expected: list[int]) -> None:
     """Raise AssertionError unless exactly `expected` are allocated, each once."""
     assert sorted(expected) == sorted(pool._used), "host blocks"
-    assert len(pool._free) + len(pool._used) == pool.size, "host blocks were lost or doubled"
+    assert len(pool._empty) + len(pool.spare) + len(pool._used) == pool.size, "host blocks were lost or doubled"
+
+
+def check_host_cache(cache: HostCache) -> None:
+    """Raise AssertionError unless every slot is in exactly one state and the index agrees with the slots."""
+    pool, cached = cache._pool, cache._digests
+    slots = sorted([*pool._empty, *pool._used, *cached, *cache._reserved, *cache._forgotten])
+    assert slots == list(range(pool.size)), "a host slot is lost or doubled"
+    assert {digest: slot for slot, digest in cached.items()} == cache._by_digest, "digests and their index differ"
+    assert cached.keys() - cache._pins.keys() == pool.spare.keys(), "a slot is spare and pinned, or neither"
+    assert cache._pins.keys() <= cached.keys() | cache._forgotten, "a slot is pinned and holds nothing"
+    assert cache._forgotten <= cache._pins.keys(), "a slot is out of use for ever"
+    assert cache._quarantined <= cache._reserved, "a slot in quarantine is not reserved"
+    assert all(count > 0 for count in cache._pins.values()), "a pin is left"
 
 
 def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:

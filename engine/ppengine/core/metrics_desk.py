@@ -57,7 +57,7 @@ class MetricsDesk:
             answer.running, answer.waiting = queues.running, queues.waiting
             answer.swapped, answer.held = queues.swapped, queues.held
             answer.blocks_used, answer.blocks = device.used, device.used + device.cached + device.free
-            answer.host_blocks_used, answer.host_blocks = host.used, host.used + host.free
+            answer.host_blocks_used, answer.host_blocks = host.used, host.size
             answer.step, answer.generation = scheduler.steps.number, scheduler.steps.generation
             answer.memory_utilization = memory.utilization
             answer.prefix_hit_tokens = scheduler.blocks.hit_tokens_total

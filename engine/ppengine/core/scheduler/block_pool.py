@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 STATES = ("free", "null", "cached", "used", "shared")
 """States of a block, from empty to full; withheld blocks are `free`."""
@@ -229,17 +229,24 @@ class BlockPool:
 
 
 class HostBlockPool:
-    """Ids of host blocks for swapped requests, the same on every stage, lowest first."""
+    """Ids of host blocks, the same on every stage: the lowest empty one first, then spare ones.
+
+    Spare ones hold nothing that must stay; the host cache keeps them in order of their last use.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._free = list(range(size))
+        self.spare: OrderedDict[int, None] = OrderedDict()
+        """Blocks of the host cache that may be taken, the least recently used first."""
+        self.on_reuse: Callable[[int], None] | None = None
+        """Called with each spare block that is taken, before it is."""
+        self._empty = list(range(size))
         self._used: set[int] = set()
 
     @property
     def free(self) -> int:
-        """Number of blocks that may be allocated."""
-        return len(self._free)
+        """Number of blocks that may be allocated: empty and spare ones."""
+        return len(self._empty) + len(self.spare)
 
     @property
     def used(self) -> int:
@@ -247,17 +254,33 @@ class HostBlockPool:
         return len(self._used)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` blocks. Raises IndexError if there are fewer; check `free` first."""
-        if count > len(self._free):
-            raise IndexError(f"{count} host blocks are needed, {len(self._free)} are free")
-        taken = [heapq.heappop(self._free) for _ in range(count)]
+        """Return `count` blocks for a swap. Raises IndexError if there are fewer; check `free` first."""
+        taken = self.take(count)
         self._used.update(taken)
         return taken
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Free blocks. Raises ValueError for one that is not allocated."""
+        """Free blocks of a swap. Raises ValueError for one that is not allocated."""
         for block in blocks:
             if block not in self._used:
                 raise ValueError(f"host block {block} is released but not allocated")
             self._used.discard(block)
-            heapq.heappush(self._free, block)
+            self.give(block)
+
+    def take(self, count: int) -> list[int]:
+        """Return `count` blocks without an owner. Raises IndexError if there are fewer."""
+        if count > self.free:
+            raise IndexError(f"{count} host blocks are needed, {self.free} are free")
+        return [self._take() for _ in range(count)]
+
+    def give(self, block: int) -> None:
+        """Make a block empty that `take` returned."""
+        heapq.heappush(self._empty, block)
+
+    def _take(self) -> int:
+        if self._empty:
+            return heapq.heappop(self._empty)
+        block, _ = self.spare.popitem(last=False)
+        if self.on_reuse is not None:
+            self.on_reuse(block)
+        return block
