@@ -87,15 +87,18 @@ def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:
     queues, text = scheduler.queues, repr(request)
-    places = [request in queue for queue in (queues.waiting, queues.swapped, queues.held, queues.running)]
+    lines = (queues.waiting, queues.swapped, queues.held, queues.running, queues.aside)
+    places = [request in queue for queue in lines]
     parked = request.leader is not None and request in request.leader.followers
     expected = {
-        "waiting": [not parked, False, False, False],
-        "swapped": [False, True, False, False],
-        "held": [False, False, True, False],
-        "running": [False, False, False, True],
-        "loading": [False, False, False, True],
-        "finished": [False] * 4,
+        "waiting": [not parked, False, False, False, False],
+        "finding": [False, False, False, False, True],
+        "fetching": [False, False, False, False, True],
+        "swapped": [False, True, False, False, False],
+        "held": [False, False, True, False, False],
+        "running": [False, False, False, True, False],
+        "loading": [False, False, False, True, False],
+        "finished": [False] * 5,
     }
     assert places == expected[request.state], f"{text} is in the wrong queue: {places}"
     assert request.queued == (request in queues.ready), f"{text} and the ready queue disagree"
@@ -105,7 +108,7 @@ def _check_request(scheduler: Scheduler, request: Request) -> None:
     assert request.fence is None or request.in_flight, f"{text} has a fence and nothing in flight"
     if request.state == "running" and request.fence is None:
         assert giving or request.in_flight, f"{text} runs and will never get a token"
-    if request.state in ("waiting", "swapped", "held"):
+    if request.state in ("waiting", "finding", "fetching", "swapped", "held"):
         assert not request.blocks and not request.in_flight, f"{text} has device blocks or steps in flight"
     if request.blocks:
         assert len(request.blocks) >= scheduler.blocks.blocks_for(request.num_computed), f"{text} lacks blocks"

@@ -290,7 +290,7 @@ def _unchanged(request: Request) -> str:
 
 def _has_nothing_to_take(request: Request, mode: PreemptMode) -> bool:
     """Return whether a preemption in `mode` can only hold: there are no device blocks."""
-    return request.state == "waiting" or (request.state == "swapped" and mode == "swap")
+    return request.state in ("waiting", "finding", "fetching") or (request.state == "swapped" and mode == "swap")
 
 
 def _has_host(request: Request) -> bool:

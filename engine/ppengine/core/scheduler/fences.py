@@ -226,6 +226,9 @@ class Fences:
             self.set(request, Fence("recompute", why))
         elif request.host_blocks:
             self._void_host(request, why)
+        elif request in self._queues.aside:
+            # Its slots are void, too; the store desk sees that it is not aside.
+            self._queues.take_back(request)
 
     def _void_host(self, request: Request, why: str) -> None:
         """Set a swapped or held request back: one stage's part of its host copies is gone."""

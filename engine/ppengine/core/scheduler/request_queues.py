@@ -1,4 +1,4 @@
-"""The queues of requests: waiting, swapped, held and running."""
+"""The queues of requests: waiting, swapped, held and running, and those set aside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.snapshot import Queues
@@ -68,7 +69,17 @@ class ReadyQueue:
 
 
 class RequestQueues:
-    """All requests and their queues. Followers of an unfinished prompt are in none."""
+    """All requests and their queues. Followers of an unfinished prompt are in none.
+
+    Nor are requests that are set aside while their chunks are found or fetched:
+
+        set_aside(request, "finding", why)    from the waiting queue
+        set_aside(request, "fetching", why)   from `finding`; or only with another `why`
+        take_back(request)                    to the waiting queue, at its place by its order
+
+    They hold no device block and cost a step nothing. An abort, a hold or a new generation takes
+    them from `aside` without a word: look whether they are in it before anything else.
+    """
 
     def __init__(self, max_pending: int) -> None:
         self.max_pending = max_pending
@@ -86,6 +97,8 @@ class RequestQueues:
         """Running requests with more than one known token to compute."""
         self.parked = 0
         """Followers that wait for their leader's prompt."""
+        self.aside: dict[Request, str] = {}
+        """Requests in the states `finding` and `fetching`, with the reason to show."""
         self.constrained: dict[Request, None] = {}
         """Requests whose tokens need masks, and some that have ended."""
 
@@ -98,6 +111,8 @@ class RequestQueues:
             swapped=len(self.swapped),
             held=len(self.held),
             loading=loading,
+            finding=sum(1 for request in self.aside if request.state == "finding"),
+            fetching=sum(1 for request in self.aside if request.state == "fetching"),
         )
 
     @contextmanager
@@ -170,6 +185,24 @@ class RequestQueues:
         elif request.may_sample(self.max_pending) and len(request.output_ids) + request.pending < request.max_tokens:
             self.put_ready(request)
 
+    def set_aside(self, request: Request, state: Literal["finding", "fetching"], why: str = "") -> None:
+        """Take a request from the waiting queue while its chunks are found or fetched; `why` is shown.
+
+        One that is aside already changes its state. Raises ValueError if it is in neither: a
+        follower of an unfinished prompt cannot be set aside.
+        """
+        if request not in self.aside:
+            if request.state != "waiting" or self.follows(request):
+                raise ValueError(f"{request.id} is {request.state} and not in the waiting queue")
+            self.forget(request)
+        request.state = state
+        self.aside[request] = why
+
+    def take_back(self, request: Request) -> None:
+        """Put a request that is aside back to its place in the waiting queue. Raises KeyError if it is not."""
+        del self.aside[request]
+        self.put_waiting(request)
+
     def unpark(self, leader: Request) -> None:
         """Move the followers of `leader` to the waiting queue."""
         followers, leader.followers = leader.followers, []
@@ -178,6 +211,11 @@ class RequestQueues:
             self.put_waiting(follower)
 
     # --- out ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def follows(request: Request) -> bool:
+        """Return whether a request waits for its leader's prompt."""
+        return request.leader is not None and request in request.leader.followers
 
     def first_waiting(self, begun: bool) -> Request | None:
         """Return the next request to start; with `begun`, the next one that has run before."""
@@ -206,10 +244,11 @@ class RequestQueues:
             self.swapped.remove(request)
         elif request.state == "held":
             del self.held[request]
+        elif request in self.aside:
+            del self.aside[request]
         elif request.state == "waiting":
-            leader = request.leader
-            if leader is not None and request in leader.followers:
-                leader.followers.remove(request)
+            if request.leader is not None and self.follows(request):
+                request.leader.followers.remove(request)
                 self.parked -= 1
             else:
                 del self.waiting[bisect_left(self.waiting, request.order(), key=Request.order)]

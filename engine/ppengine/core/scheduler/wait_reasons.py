@@ -6,11 +6,15 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.scheduler import Scheduler
 from ppengine.protocol.snapshot import Why
 
+_ASIDE = {"finding": "looked for", "fetching": "read"}
+
 
 def why(scheduler: Scheduler, request: Request) -> Why | None:
     """Return the reason why `request` waits; None if it does not."""
     if request.finished:
         return None
+    if (reason := scheduler.queues.aside.get(request)) is not None:
+        return Why(code=request.state, text=reason or f"its chunks are {_ASIDE[request.state]} in backends")
     if request.fence is not None:
         return Why(code="fenced", text=f"{request.fence.by} waits for {_steps(request)}")
     if request.state == "held":
@@ -38,7 +42,7 @@ def _running(scheduler: Scheduler, request: Request) -> Why | None:
 
 def _waiting(scheduler: Scheduler, request: Request) -> Why:
     leader, cordon, queues = request.leader, scheduler.batcher.cordon, scheduler.queues
-    if leader is not None and request in leader.followers:
+    if leader is not None and queues.follows(request):
         return Why(code="behind", text=f"forks {leader.id} when its prompt is computed")
     if cordon and not request.begun:
         return Why(code="cordoned", text=cordon)
