@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ppengine.core.scheduler import Request, Scheduler
 from ppengine.core.scheduler.block_pool import STATES, BlockPool, HostBlockPool
+from ppengine.core.scheduler.cache_copies import CacheCopies
 from ppengine.core.scheduler.host_cache import HostCache
 from ppengine.core.scheduler.step_log import StepLog
 
 _FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
 
 
-def check(scheduler: Scheduler) -> None:
-    """Raise AssertionError unless blocks, slots and queues agree with the requests."""
+def check(scheduler: Scheduler, fetched: Sequence[int] = ()) -> None:
+    """Raise AssertionError unless blocks, slots and queues agree with the requests. `fetched`: slots of fetches."""
     blocks, queues = scheduler.blocks, scheduler.queues
     requests = list(queues.requests.values())
     expected = Counter(block for request in requests for block in request.blocks)
@@ -21,6 +23,8 @@ def check(scheduler: Scheduler) -> None:
     check_pool(blocks.device, dict(expected))
     reserved = [block for request in requests if request.fence for block in request.fence.host]
     check_host_pool(blocks.host, [block for request in requests for block in request.host_blocks] + reserved)
+    if blocks.copies is not None:
+        check_copies(scheduler, blocks.copies, fetched)
     owners = {request.slot: request for request in requests if request.slot is not None}
     assert len(owners) == sum(1 for r in requests if r.slot is not None), "two requests have one slot"
     check_slots(scheduler.steps, owners)
@@ -62,7 +66,8 @@ def _state(pool: BlockPool, block: int) -> int:
 def check_host_pool(pool: HostBlockPool, expected: list[int]) -> None:
     """Raise AssertionError unless exactly `expected` are allocated, each once."""
     assert sorted(expected) == sorted(pool._used), "host blocks"
-    assert len(pool._empty) + len(pool.spare) + len(pool._used) == pool.size, "host blocks were lost or doubled"
+    assert pool.free + pool.used <= pool.size, "host blocks are doubled"
+    assert pool.on_reuse is not None or pool.free + pool.used == pool.size, "host blocks are lost"
 
 
 def check_host_cache(cache: HostCache) -> None:
@@ -76,6 +81,24 @@ def check_host_cache(cache: HostCache) -> None:
     assert cache._forgotten <= cache._pins.keys(), "a slot is out of use for ever"
     assert cache._quarantined <= cache._reserved, "a slot in quarantine is not reserved"
     assert all(count > 0 for count in cache._pins.values()), "a pin is left"
+
+
+def check_copies(scheduler: Scheduler, copies: CacheCopies, fetched: Sequence[int]) -> None:
+    """Raise AssertionError unless the reserved and pinned slots are those of steps, loads and fetches."""
+    check_host_cache(copies.cache)
+    records = [*scheduler.steps.unretired, scheduler.steps.draft]
+    entering = [slot for record in records for slot, _ in record.entering]
+    assert sorted([*entering, *fetched]) == sorted(copies.cache._reserved), "a slot is reserved for nothing"
+    assert {digest for record in records for _, digest in record.entering} == copies._under_way
+    requests = scheduler.queues.requests.values()
+    pins = Counter(slot for load in copies.loads.values() for slot in load.slots)
+    pins.update(slot for request in requests for slot, _ in request.fetched or ())
+    assert pins == copies.cache._pins, "pins"
+    for request, load in copies.loads.items():
+        assert request in requests and (request.state in ("loading", "finished")), f"{request} has a load"
+        under_way = sum(count for record in records for other, count in record.filling if other is request)
+        assert load.done + under_way == load.begun <= len(load.slots)
+        assert request.num_computed == (load.first + load.begun) * scheduler.blocks.block_size
 
 
 def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:
@@ -108,6 +131,11 @@ def _check_request(scheduler: Scheduler, request: Request) -> None:
     assert request.fence is None or request.in_flight, f"{text} has a fence and nothing in flight"
     if request.state == "running" and request.fence is None:
         assert giving or request.in_flight, f"{text} runs and will never get a token"
+    if request.state == "loading" and request.fence is None:
+        loads = scheduler.blocks.copies.loads if scheduler.blocks.copies is not None else {}
+        assert request.in_flight or request in loads, f"{text} loads nothing"
+    if request.fetched:
+        assert request.state in ("waiting", "finding", "fetching"), f"{text} pins slots and will not start"
     if request.state in ("waiting", "finding", "fetching", "swapped", "held"):
         assert not request.blocks and not request.in_flight, f"{text} has device blocks or steps in flight"
     if request.blocks:

@@ -7,8 +7,10 @@ from collections import Counter
 
 import msgspec
 import scheduler_invariants
+from desk_model import DeskModel
 from ppengine.common.config import SchedulerConfig
 from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, wait_reasons
+from ppengine.core.scheduler.cache_copies import HostLimits
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import MESSAGES
@@ -16,6 +18,8 @@ from stage_model import StageModel, continuation
 
 EOS = 3
 STATES = ("waiting", "running", "swapped", "held", "loading")
+DESK = ("find", "fetch", "answer", "give_up")
+"""What the store desk does."""
 
 
 class Clock:
@@ -34,7 +38,7 @@ class World:
 
     def __init__(
         self, *, stages=2, num_blocks=24, num_host_blocks=12, block_size=4, max_model_len=48, max_num_seqs=8,
-        max_num_batched_tokens=24, checked=True, **config,
+        max_num_batched_tokens=24, checked=True, host_cache=None, **config,
     ):  # fmt: skip
         self.config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **config
@@ -42,8 +46,11 @@ class World:
         self.scheduler = Scheduler(
             self.config, stages=stages, block_size=block_size, max_model_len=max_model_len, num_blocks=num_blocks,
             num_host_blocks=num_host_blocks, eos_token_ids=frozenset([EOS]), clock=Clock(),
+            host_cache=host_cache,
         )  # fmt: skip
         self.model = StageModel(stages, num_blocks, block_size)
+        self.host_cache: HostLimits | None = host_cache
+        self.desk = DeskModel(self)
         self.all: dict[str, Request] = {}
         self.checked = checked
         self.results = []
@@ -93,15 +100,17 @@ class World:
     def schedule(self):
         """Let the scheduler make one step, if it can, and send it."""
         waiting, new = list(self.scheduler.queues.waiting), self.new()
+        idle = not self.scheduler.steps.unretired and not self.scheduler.queues.running
         step = self.scheduler.schedule()
         if self.scheduler.batcher.cordon:
-            assert all(request.state != "running" for request in new), "a new request was started under the cordon"
+            assert all(request not in self.scheduler.queues.running for request in new), "one began under the cordon"
             waiting = [request for request in waiting if request not in new]
-        admitted = [request.order() for request in waiting if request.state == "running"]
+        admitted = [request.order() for request in waiting if request.state in ("running", "loading")]
         left = [request.order() for request in self.scheduler.queues.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "a later request was started first"
         if step is not None:
             self.model.send(step)
+            self._check_copies(step, idle)
             flying = sum(1 for record in self.scheduler.steps.unretired if self.model.steps[record.number - 1].rows)
             assert flying <= self.scheduler.depth
             tokens = sum(row.count for row in step.rows)
@@ -111,6 +120,17 @@ class World:
             self.max_in_flight = max(self.max_in_flight, flying)
         self.verify()
         return step
+
+    def _check_copies(self, step, idle):
+        """Check the numbers of copies for the host cache; copies out alone make steps of an idle engine only."""
+        record = self.scheduler.steps.unretired[-1]
+        if self.host_cache is None:
+            assert not record.entering and not record.filling
+            return
+        assert len(record.entering) <= self.host_cache.out_blocks
+        assert sum(count for _, count in record.filling) <= self.host_cache.in_blocks
+        alone = len(step.moves) == len(record.entering) and not step.rows and not step.release
+        assert idle or not alone, "a step was made just for copies to the host"
 
     def retire(self):
         """Retire the next step that all stages have executed; None if there is none."""
@@ -166,6 +186,7 @@ class World:
         held = [request for request in scheduler.queues.requests.values() if request.state == "held"]
         self.finished += scheduler.restart("stage lost")
         self.model.lose(stage)
+        self.desk.lose()
         assert (scheduler.blocks.device.used, scheduler.blocks.device.cached, scheduler.blocks.host.used) == (0, 0, 0)
         assert {request.state for request in scheduler.queues.requests.values()} <= {"waiting", "held"}
         assert all(request.state == "held" for request in held)
@@ -215,7 +236,7 @@ class World:
             if request.pending == 2:
                 self.two_unretired += 1
         if self.checked:
-            scheduler_invariants.check(scheduler)
+            scheduler_invariants.check(scheduler, self.desk.reserved)
         counts = scheduler.queues.counts()
         alive = [request for request in scheduler.queues.requests.values() if not request.finished]
         numbers = msgspec.structs.astuple(counts)
@@ -249,6 +270,8 @@ class World:
         assert not scheduler.queues.requests
         assert scheduler.blocks.device.used == 0
         assert scheduler.blocks.host.used == 0
+        if (copies := scheduler.blocks.copies) is not None:
+            assert (copies.loads, copies.cache.moving, copies.cache._pins) == ({}, 0, {})
         assert scheduler.blocks.device.free + scheduler.blocks.device.cached + 1 == scheduler.blocks.device.size
         assert not self.pending, self.pending
         for request in self.all.values():
@@ -292,6 +315,10 @@ class Driver:
             self.counts["retire"] += world.retire() is not None
         elif draw < 0.88:
             self.add()
+        elif draw < 0.93 and world.host_cache is not None:
+            what = self.random.choice(DESK)
+            self.counts[what] += getattr(world.desk, what)(self.random.randrange(20))
+            world.verify()
         elif draw < 0.985:
             self.act()
         else:
@@ -303,6 +330,9 @@ class Driver:
         draw = self.random
         shared = [7] * draw.choice([0, 4, 8, 9, 12, 16])
         prompt = shared + [draw.randrange(50) for _ in range(draw.choice([0, 1, 2, 3, 5, 11, 20]))] or [1]
+        if self.world.host_cache is not None and draw.random() < 0.7:
+            first = draw.choice([1, 21])  # One of two, so that it was there before.
+            prompt = [first + place for place in range(draw.randrange(1, 34))]
         stop_ids = [draw.randrange(50)] if draw.random() < 0.2 else []
         tokens = draw.choice([1, 2, 6, 12, 30])
         try:
@@ -385,9 +415,10 @@ class Driver:
             self.counts["shrink recomputes"] += plan.recompute_requests
 
     def finish(self):
-        """End holds and pauses and run to the end: no request may starve."""
+        """End holds, fetches and pauses and run to the end: no request may starve."""
         world = self.world
         world.scheduler.paused = False
+        world.desk.settle()
         world.run_cordoned()
         for _ in range(200):
             world.run()

@@ -2,7 +2,9 @@
 
 import pytest
 from ppengine.core.scheduler.block_tables import BlockTables
+from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.fences import Fences
+from ppengine.core.scheduler.host_cache import HostCache
 from ppengine.protocol.steps import Move, MoveKind, Row
 from scheduler_world import Driver, World
 from stage_model import WrongRead
@@ -107,11 +109,11 @@ def test_a_copy_to_the_wrong_block_is_caught():
     assert planted
 
 
-def hunt(monkeypatch_target, name, broken, monkeypatch):
+def hunt(monkeypatch_target, name, broken, monkeypatch, **world):
     """Break one function; random operations must notice within a few seeds."""
     monkeypatch.setattr(monkeypatch_target, name, broken)
     for seed in range(20):
-        driver = Driver(seed, stages=3, preemption="swap", schedule_ahead=True, num_blocks=18, checked=False)
+        driver = Driver(seed, stages=3, preemption="swap", schedule_ahead=True, num_blocks=18, checked=False, **world)
         for _ in range(1500):
             driver.step()
         driver.finish()
@@ -150,3 +152,34 @@ def test_blocks_entered_before_they_are_computed_are_caught(monkeypatch):
 
     with pytest.raises(WrongRead):
         hunt(BlockTables, "allocate", eager, monkeypatch)
+
+
+HOST_CACHE = {"num_host_blocks": 30, "host_cache": HostLimits(2, 1, 4)}
+
+
+def test_a_slot_with_the_digest_of_another_block_is_caught(monkeypatch):
+    original, last = HostCache.enter, []
+
+    def shifted(self, slot, digest):
+        last.append(digest)
+        return original(self, slot, last[-2] if len(last) > 1 else digest)
+
+    with pytest.raises(WrongRead):
+        hunt(HostCache, "enter", shifted, monkeypatch, **HOST_CACHE)
+
+
+def test_a_load_whose_slots_are_not_pinned_is_caught(monkeypatch):
+    monkeypatch.setattr(HostCache, "unpin", lambda self, slots: None)
+    with pytest.raises(WrongRead):
+        hunt(HostCache, "pin", lambda self, slots: None, monkeypatch, **HOST_CACHE)
+
+
+def test_a_request_that_runs_before_its_load_is_caught(monkeypatch):
+    original = CacheCopies.start
+
+    def hasty(self, request, slots):
+        original(self, request, slots)
+        request.state = "running"
+
+    with pytest.raises((WrongRead, AssertionError, ValueError, KeyError)):
+        hunt(CacheCopies, "start", hasty, monkeypatch, **HOST_CACHE)

@@ -4,24 +4,34 @@ Beyond `test_scheduler_machine`, they have stop tokens, minimum tokens and dry r
 """
 
 import pytest
+from ppengine.core.scheduler.cache_copies import HostLimits
 from scheduler_world import STATES, Driver
 
 RARE = ("shrink superseding", "shrink moves", "shrink swaps", "shrink recomputes", "lose a stage")
 
 
 @pytest.mark.parametrize(
-    ("stages", "preemption", "ahead"),
-    [(1, "swap", False), (2, "recompute", True), (3, "swap", True), (4, "recompute", False)],
-)
-def test_ten_thousand_operations_of_one_life(stages, preemption, ahead):
-    driver = Driver(stages, stages=stages, schedule_ahead=ahead, preemption=preemption)
+    ("stages", "preemption", "ahead", "host_cache"),
+    [
+        (1, "swap", False, None), (2, "recompute", True, HostLimits(2, 1, 4)), (3, "swap", True, HostLimits(1, 2, 8)),
+        (4, "recompute", False, None),
+    ],
+)  # fmt: skip
+def test_ten_thousand_operations_of_one_life(stages, preemption, ahead, host_cache):
+    driver = Driver(stages, stages=stages, schedule_ahead=ahead, preemption=preemption, host_cache=host_cache)
     for number in range(30_000):
         if number >= 10_000 and all(driver.counts[what] for what in RARE):
             break  # Sets have no order: one run in some hundred needs more steps for the rarest.
         driver.step()
     driver.finish()
     world = driver.world
-    assert set(world.left) == set(STATES)
+    if host_cache is None:
+        assert set(world.left) == set(STATES)
+    else:
+        assert set(world.left) == {*STATES, "finding", "fetching"}
+        copies = world.scheduler.blocks.copies
+        figures = (copies.out_total, copies.in_total, copies.dropped_total, copies.cache.evicted_total)
+        assert min(*figures, copies.totals.backends["nvme0"], world.desk.late) > 0
     assert world.max_in_flight == world.scheduler.depth
     assert (world.two_unretired > 0) == ahead
     for what in RARE:

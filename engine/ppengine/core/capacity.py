@@ -55,6 +55,8 @@ class Capacity:
         self._stages = [each.stage for each in ready]
         self.block_bytes = sum(each.block_bytes for each in ready)
         """Bytes of one block in all places."""
+        self.most_block_bytes = max(each.block_bytes for each in ready)
+        """Bytes of one block in the place that has most."""
         self.least = fewest_blocks(max_model_len, block_size)
         """Fewest blocks, null block included, that hold one request of the model's length."""
         self.host_blocks = min(each.swap_blocks for each in ready)

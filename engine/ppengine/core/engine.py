@@ -43,6 +43,7 @@ from ppengine.core.report import Reporter
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.request_verbs import RequestVerbs
 from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.cache_copies import host_limits
 from ppengine.core.serving import Serving
 from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_messages import StageMessages
@@ -230,6 +231,7 @@ class Engine:
             num_blocks=capacity.plan(utilization).mapped,
             num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self._spec.eos_token_ids),
+            host_cache=host_limits(profile.tiers, capacity.most_block_bytes),
             clock=self._clock,
         )
         memory = MemoryController(

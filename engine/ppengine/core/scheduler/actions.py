@@ -262,6 +262,7 @@ class RequestActions:
         if _has_nothing_to_take(request, mode):
             self._queues.forget(request)
             self._queues.unpark(request)
+            self._fences.let_go(request)
             self._queues.put_held(request, author)
             request.revision += 1
             text = f"{author}: held, it had no device blocks"

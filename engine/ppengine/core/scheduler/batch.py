@@ -145,7 +145,9 @@ class Batcher:
         self.starved.pop(victim, None)
         need, free = self._blocks.swap_need(victim), self._blocks.host.free
         fence = Fence("recompute", "memory pressure")
-        if self._config.preemption == "swap":
+        loading = self._blocks.copies is not None and victim in self._blocks.copies.loads
+        # The host has the blocks of a load already.
+        if self._config.preemption == "swap" and not loading:
             if 0 < need <= free:
                 fence = Fence("swap", "memory pressure", host=self._blocks.host.allocate(need))
             else:
@@ -231,6 +233,10 @@ class Batcher:
             now = self._fences.now()
             if request.admitted_time is None:
                 request.admitted_time = now
+            if fit.host:
+                loaded = len(fit.host) * self._blocks.block_size
+                request.note(now, f"waiting > loading, {fit.computed} tokens found computed, {loaded} on the host")
+                continue
             request.note(now, f"waiting > running, {fit.computed} tokens found computed")
             self._prefill(request)
 

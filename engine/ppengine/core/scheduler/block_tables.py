@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
+from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
+from ppengine.protocol.tiers import PromptSources
 
 
 @dataclass(slots=True)
 class Fit:
-    """Source of a request's blocks: `shared`, a copy of `copied`, and `fresh` new ones."""
+    """Source of a request's blocks: `shared`, a copy of `copied`, and `fresh` new ones.
+
+    The first of the new ones are loaded from `host` slots.
+    """
 
     need: int
     """Blocks that must be available, the watermark included."""
@@ -22,6 +27,8 @@ class Fit:
     copied: int | None = None
     fresh: int = 0
     computed: int = 0
+    """Tokens that need not be computed, those on the host included."""
+    host: list[int] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -34,8 +41,9 @@ class BlockTables:
 
     def __init__(
         self, steps: StepLog, *, block_size: int, num_blocks: int, num_host_blocks: int,
-        watermark: float, prefix_caching: bool,
+        watermark: float, prefix_caching: bool, host_cache: HostLimits | None = None,
     ) -> None:  # fmt: skip
+        """`host_cache`: limits of the host cache; None: there is none."""
         self.device = BlockPool(num_blocks)
         self.host = HostBlockPool(num_host_blocks)
         self.block_size = block_size
@@ -45,6 +53,12 @@ class BlockTables:
         self._watermark = watermark
         self._steps = steps
         self._pins = 0
+        self.copies: CacheCopies | None = None
+        """Copies from and to the host cache; None without one."""
+        if host_cache is not None and prefix_caching:
+            self.copies = CacheCopies(
+                steps, self.device, self.host, block_size=block_size, limits=host_cache, pin=self._pin
+            )  # fmt: skip
 
     @property
     def watermark(self) -> int:
@@ -70,11 +84,17 @@ class BlockTables:
         """
         known = request.num_tokens
         source = self._source(request, known)
-        whole = min(len(source), (known - 1) // self.block_size)
+        most = (known - 1) // self.block_size
+        whole = min(len(source), most)
         rest = known - 1 - whole * self.block_size
         copied = source[whole] if len(source) > whole and rest else None
         plan = self._fit(known, source[:whole], copied, rest)
-        return plan if plan.fits or copied is None else self._fit(known, source[:whole], None, 0)
+        if copied is not None and not plan.fits:
+            plan = self._fit(known, source[:whole], None, 0)
+        if self.copies is not None and whole < most and len(source) == whole:
+            plan.host = self.copies.find(request.full_digests(most, self.block_size)[whole:])
+            plan.computed += len(plan.host) * self.block_size
+        return plan
 
     def _fit(self, known: int, shared: list[int], copied: int | None, rest: int) -> Fit:
         device = self.device
@@ -105,7 +125,7 @@ class BlockTables:
         return leader.state == "running" and leader.fence is None and computed
 
     def allocate(self, request: Request, plan: Fit) -> None:
-        """Give `request` the blocks of `plan`."""
+        """Give `request` the blocks of `plan`, and begin its load from the host."""
         for block in plan.shared:
             self.device.share(block)
         if plan.copied is not None:
@@ -118,6 +138,31 @@ class BlockTables:
         request.num_entered = len(plan.shared)
         self.hit_tokens_total += plan.computed
         self._steps.table_changed(request, 0)
+        if self.copies is not None:
+            self._start(self.copies, request, plan)
+
+    def _start(self, copies: CacheCopies, request: Request, plan: Fit) -> None:
+        """Note the sources of a start and begin its load; queue its device blocks that the host lacks."""
+        size, totals, known = self.block_size, copies.totals, request.num_tokens
+        backends = dict(request.fetched or ())
+        loaded = len(plan.host) * size
+        sources = PromptSources(device=plan.computed - loaded, host=loaded, computed=known - plan.computed)
+        for slot in plan.host if backends else ():
+            if (name := backends.get(slot)) is not None:
+                sources.host -= size
+                sources.backends[name] = sources.backends.get(name, 0) + size
+        request.sources = sources
+        totals.prompt += known
+        totals.device += sources.device
+        totals.host += sources.host
+        totals.computed += sources.computed
+        totals.backends.update(sources.backends)
+        if request.leader is None:
+            copies.queue(request.full_digests(len(plan.shared), size))
+        if plan.host:
+            request.num_computed -= loaded
+            copies.start(request, plan.host)
+        copies.let_go(request)
 
     def grow(self, request: Request) -> bool:
         """Give a running request one more block; return False if none is available."""
@@ -135,6 +180,8 @@ class BlockTables:
                 digests = request.full_digests(full, self.block_size)
                 for index in range(request.num_entered, full):
                     self.device.enter(request.blocks[index], digests[index])
+                if self.copies is not None:
+                    self.copies.queue(digests[request.num_entered :])
             request.num_entered = full
 
     # --- swap -----------------------------------------------------------------------------------------------
@@ -169,6 +216,8 @@ class BlockTables:
 
     def drop_device(self, request: Request) -> None:
         """Release its device blocks, the end of the table first."""
+        if self.copies is not None:
+            self.copies.left(request.digests[: request.num_entered])
         self.device.release(reversed(request.blocks))
         request.blocks = []
 
@@ -206,6 +255,14 @@ class BlockTables:
         self.device.drop_cache()
         self.device.reserve = 0
         self.device.set_limit(self.device.size)
+        if self.copies is not None:
+            self.copies.reset()
+
+    def void(self, record: StepRecord) -> None:
+        """Release the source blocks and the host slots of a step that a lost stage has not executed."""
+        self.unpin(record)
+        if self.copies is not None:
+            self.copies.void(record)
 
     def unpin(self, record: StepRecord) -> None:
         """Release the source blocks of a retired step's copies."""

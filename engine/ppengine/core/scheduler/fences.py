@@ -103,6 +103,10 @@ class Fences:
         fence = request.fence
         if fence is None:
             return
+        if self._blocks.copies is not None:
+            self._blocks.copies.end(request)
+        if fence.kind == "swap" and not fence.copying and not request.num_computed:
+            fence.kind = "recompute"  # A load had begun, and no copy of it had.
         if fence.kind == "swap" and not fence.copying:
             fence.copying = True
             host, fence.host = fence.host, []
@@ -165,7 +169,13 @@ class Fences:
             self._blocks.drop_device(request)
         if request.host_blocks:
             self._blocks.drop_host(request)
+        self.let_go(request)
         self._steps.release_slot(request)
+
+    def let_go(self, request: Request) -> None:
+        """End the pins of host slots that were fetched for a request."""
+        if self._blocks.copies is not None:
+            self._blocks.copies.let_go(request)
 
     def _end(self, result: ActionResult | None, state: ActionState, text: str) -> None:
         if result is not None and result.state == "pending":
@@ -214,6 +224,7 @@ class Fences:
         """
         request.in_flight.clear()
         request.pending = 0
+        self.let_go(request)
         fence = request.fence
         self._end(self.loading.pop(request, None), "applied", f"{why}: runs again, recomputed in place of copied")
         if fence is not None:

@@ -12,6 +12,7 @@ from ppengine.core.scheduler.token_gaps import TokenGaps
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
+from ppengine.protocol.tiers import PromptSources
 
 HISTORY_LIMIT = 200
 """Number of history lines that a request keeps; the oldest are dropped first."""
@@ -57,7 +58,11 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
-    """Tokens that its last start found in the prefix cache or took from its leader."""
+    """Tokens that its last start found in the prefix cache or on the host, or took from its leader."""
+    sources: PromptSources | None = None
+    """Sources of the tokens of its last start; None before it, and without a host cache."""
+    fetched: list[tuple[int, str]] | None = None
+    """(host slot, backend) that are pinned for its next start; None: none are."""
     pending: int = 0
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)

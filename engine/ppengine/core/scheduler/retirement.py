@@ -64,6 +64,10 @@ class StepRetirer:
             self._fences.copied_out(request)
         for request in record.loads:
             self._fences.loaded(request)
+        if self._blocks.copies is not None:
+            for request in self._blocks.copies.retired(record):
+                if not request.finished:
+                    request.state = "running"
         for request in record.touched:
             self._go_on(request)
 

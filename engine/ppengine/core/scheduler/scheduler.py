@@ -11,6 +11,7 @@ from ppengine.core.scheduler.admission import Admission
 from ppengine.core.scheduler.batch import Batcher
 from ppengine.core.scheduler.block_pool_resize import BlockPoolResize
 from ppengine.core.scheduler.block_tables import BlockTables
+from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
@@ -32,8 +33,10 @@ class Scheduler:
         num_blocks: int,
         num_host_blocks: int,
         eos_token_ids: frozenset[int],
+        host_cache: HostLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`host_cache`: limits of the host cache; None: there is none."""
         self.config = config
         self.paused = False
         """Whether steps get no rows. Copies of earlier actions still go out."""
@@ -45,7 +48,7 @@ class Scheduler:
         self.queues = RequestQueues(max_pending=2 if config.schedule_ahead else 1)
         self.blocks = BlockTables(
             self.steps, block_size=block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks,
-            watermark=config.watermark, prefix_caching=config.prefix_caching,
+            watermark=config.watermark, prefix_caching=config.prefix_caching, host_cache=host_cache,
         )  # fmt: skip
         self.fences = Fences(self.steps, self.blocks, self.queues, clock)
         self.admission = Admission(config, self.blocks, self.queues, clock, max_model_len, eos_token_ids)
@@ -78,7 +81,23 @@ class Scheduler:
         self.resize.advance()
         full = self.steps.micro_batches >= self.depth
         rows = [] if self.paused or full else self.batcher.fill()
+        if self.blocks.copies is not None:
+            self._add_copies(self.blocks.copies, sends=bool(rows) or self.steps.urgent)
         return self.steps.emit(rows) if rows or self.steps.urgent else None
+
+    def _add_copies(self, copies: CacheCopies, *, sends: bool) -> None:
+        """Add copies of the host cache to the draft; `sends`: it is sent without them, too.
+
+        Loads make steps of their own, at most `depth` ahead: a request waits for them. Copies to
+        the host go along with other steps, since a step for them alone would delay the next rows.
+        They get steps of their own, one at a time, once nothing runs. No other step would carry the
+        last blocks of a chat, and its next turn begins with them.
+        """
+        if copies.loads and (sends or len(self.steps.unretired) < self.depth):
+            copies.add_in()
+            sends = sends or self.steps.urgent
+        if sends or not (self.paused or self.steps.unretired or self.queues.running):
+            copies.add_out(self.blocks.watermark + len(self.queues.running))
 
     def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
         """Retire step `number`, executed by all stages; `sampled` has a token a sampling row.
@@ -112,7 +131,7 @@ class Scheduler:
         unfinished resize is dropped.
         """
         for record in [*self.steps.unretired, self.steps.draft]:
-            self.blocks.unpin(record)
+            self.blocks.void(record)
         for request in list(self.queues.requests.values()):
             self.fences.void(request, why)
         self.steps.reset()

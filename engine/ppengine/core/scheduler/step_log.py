@@ -27,6 +27,10 @@ class StepRecord:
     """Requests that it copies to the device."""
     pinned: list[int] = field(default_factory=list)
     """Source blocks of device copies, with one reference each until the step has retired."""
+    entering: list[tuple[int, bytes]] = field(default_factory=list)
+    """(host slot, digest) of the blocks that it copies to the host cache."""
+    filling: list[tuple[Request, int]] = field(default_factory=list)
+    """(request, blocks) that it loads from the host cache."""
     slots: list[int] = field(default_factory=list)
     """Slots that it releases."""
     masks: list[Mask] = field(default_factory=list)
@@ -72,12 +76,22 @@ class StepLog:
         return self._num_slots - 1
 
     def release_slot(self, request: Request) -> None:
-        """Release the request's slot on the stages; it is free when that step has retired."""
-        if request.slot is not None:
-            self._release.append(request.slot)
-            self.draft.slots.append(request.slot)
-            self._dirty.pop(request, None)
-            request.slot = None
+        """Release the request's slot on the stages; it is free when that step has retired.
+
+        A slot that no stage knows yet is free at once: the draft still has its registration, of a
+        load that was ended before its first copy.
+        """
+        slot, request.slot = request.slot, None
+        if slot is None:
+            return
+        self._dirty.pop(request, None)
+        known = [entry for entry in self._register if entry.slot != slot]
+        if len(known) < len(self._register):
+            self._register = known
+            heapq.heappush(self._free_slots, slot)
+            return
+        self._release.append(slot)
+        self.draft.slots.append(slot)
 
     def register(self, request: Request) -> None:
         """Give the request a slot and send its tokens and sampling parameters to the stages."""

@@ -17,6 +17,8 @@ def why(scheduler: Scheduler, request: Request) -> Why | None:
         return Why(code=request.state, text=reason or f"its chunks are {_ASIDE[request.state]} in backends")
     if request.fence is not None:
         return Why(code="fenced", text=f"{request.fence.by} waits for {_steps(request)}")
+    if (loading := _loading(scheduler, request)) is not None:
+        return loading
     if request.state == "held":
         return Why(code="held", text=request.held_by)
     if request.in_flight:
@@ -26,6 +28,16 @@ def why(scheduler: Scheduler, request: Request) -> Why | None:
     if request.state == "running":
         return _running(scheduler, request)
     return _waiting(scheduler, request)
+
+
+def _loading(scheduler: Scheduler, request: Request) -> Why | None:
+    """Return the progress of a load from the host cache, None if the request has none."""
+    copies = scheduler.blocks.copies
+    load = copies.loads.get(request) if copies is not None else None
+    if load is None:
+        return None
+    done, count = load.done, len(load.slots)
+    return Why(code="loading", need=count, have=done, text=f"{done} of {count} blocks loaded from the host cache")
 
 
 def _running(scheduler: Scheduler, request: Request) -> Why | None:

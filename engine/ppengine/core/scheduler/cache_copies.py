@@ -1,0 +1,234 @@
+"""Copies between device blocks and the host cache: which ones the next step makes, and what their end means."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from ppengine.common.tier_config import TierConfig
+from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
+from ppengine.core.scheduler.host_cache import HostCache
+from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.step_log import StepLog, StepRecord
+from ppengine.protocol.steps import MoveKind
+
+_MIB = 2**20
+_LOOKED_AT = 4
+"""Queued blocks that a step looks at, as a multiple of those that it may copy."""
+
+
+class HostLimits(NamedTuple):
+    """Limits of the host cache."""
+
+    out_blocks: int
+    """Most blocks that a step copies to the host."""
+    in_blocks: int
+    """Most blocks that a step copies from the host."""
+    least_tokens: int
+    """Shortest prefix that is loaded."""
+
+
+def host_limits(tiers: TierConfig, block_bytes: int) -> HostLimits | None:
+    """Return the limits of a profile, None without a host cache. `block_bytes`: of the place with most."""
+    if not tiers.host:
+        return None
+    out, back = (max(1, int(mib * _MIB / block_bytes)) for mib in (tiers.out_mib, tiers.in_mib))
+    return HostLimits(out, back, tiers.least_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A starting request's blocks on their way from pinned slots."""
+
+    slots: list[int]
+    first: int
+    """Entry of its block table that the first slot fills."""
+    begun: int = 0
+    """Slots whose copies are in a step."""
+    done: int = 0
+    """Slots whose copies have retired."""
+
+
+@dataclass(slots=True)
+class StartTotals:
+    """Tokens of all starts, by their source."""
+
+    prompt: int = 0
+    device: int = 0
+    host: int = 0
+    computed: int = 0
+    backends: Counter[str] = field(default_factory=Counter)
+
+
+class CacheCopies:
+    """Fills the host cache with full blocks, and starting requests from it.
+
+    The queue of blocks to copy out holds no reference, only digests. A block that is evicted before
+    its turn is dropped and counted, so that the queue takes no memory from requests.
+    """
+
+    def __init__(
+        self, steps: StepLog, device: BlockPool, host: HostBlockPool, *, block_size: int, limits: HostLimits,
+        pin: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """`pin` keeps a device block until the next step has retired."""
+        self.cache = HostCache(host)
+        self.totals = StartTotals()
+        self.loads: dict[Request, Load] = {}
+        """Loads of the host cache that have not ended, in the order of their starts."""
+        self.out_total = 0
+        """Blocks copied to the host cache."""
+        self.in_total = 0
+        """Blocks loaded from it."""
+        self.dropped_total = 0
+        """Blocks that left the device before they were copied."""
+        self._steps = steps
+        self._device = device
+        self._block_size = block_size
+        self._limits = limits
+        self._pin = pin
+        self._queue: dict[bytes, None] = {}
+        self._under_way: set[bytes] = set()
+        """Digests of the blocks that unretired steps copy out."""
+
+    # --- out ------------------------------------------------------------------------------------------------
+
+    def queue(self, digests: Iterable[bytes]) -> None:
+        """Queue full blocks that are in the prefix cache, except those that the host has."""
+        cache, queue, under_way = self.cache, self._queue, self._under_way
+        for digest in digests:
+            if digest not in cache and digest not in under_way:
+                queue[digest] = None
+        while len(queue) > self._device.size:
+            del queue[next(iter(queue))]
+            self.dropped_total += 1
+
+    def left(self, digests: Sequence[bytes]) -> None:
+        """Note that a request leaves the device blocks of a prefix: its end may be evicted first, there and here."""
+        self.cache.touch(digests)
+        queue = self._queue
+        if queue:
+            for digest in reversed(digests):
+                if digest in queue:
+                    del queue[digest]
+                    queue[digest] = None
+
+    def add_out(self, floor: int) -> None:
+        """Add the copies of queued blocks to the draft, as many as a step may have.
+
+        A block without references waits while fewer than `floor` blocks are available: a copy would
+        keep it from a running request.
+        """
+        left, queue, device = self._limits.out_blocks, self._queue, self._device
+        for digest in list(islice(queue, left * _LOOKED_AT)):
+            if digest in self.cache or digest in self._under_way:
+                del queue[digest]
+                continue
+            found = device.lookup([digest])
+            if not found:
+                del queue[digest]
+                self.dropped_total += 1
+                continue
+            if device.is_cached(found[0]) and device.available <= floor:
+                continue
+            slots = self.cache.reserve(1)
+            if slots is None:
+                return
+            del queue[digest]
+            self._copy_out(found[0], slots[0], digest)
+            left -= 1
+            if not left:
+                return
+
+    def _copy_out(self, block: int, slot: int, digest: bytes) -> None:
+        self._pin(block)
+        self._steps.copy(MoveKind.OUT, block, slot)
+        self._steps.draft.entering.append((slot, digest))
+        self._under_way.add(digest)
+
+    # --- in -------------------------------------------------------------------------------------------------
+
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the slots of the longest known prefix of `digests`; none if it is too short to be loaded."""
+        slots = self.cache.lookup(digests)
+        return slots if len(slots) * self._block_size >= self._limits.least_tokens else []
+
+    def start(self, request: Request, slots: list[int]) -> None:
+        """Begin the load of a starting request behind its computed blocks."""
+        self.cache.pin(slots)
+        self.loads[request] = Load(slots, request.num_computed // self._block_size)
+        request.state = "loading"
+
+    def add_in(self) -> None:
+        """Add the next copies of loads to the draft, as many as a step may have; the first load comes first.
+
+        Fenced requests get none: their loads end with the fence.
+        """
+        left = self._limits.in_blocks
+        for request, load in self.loads.items():
+            count = min(left, len(load.slots) - load.begun)
+            if request.fence is not None or not count:
+                continue
+            for index in range(load.begun, load.begun + count):
+                self._steps.copy(MoveKind.IN, load.slots[index], request.blocks[load.first + index])
+            load.begun += count
+            request.num_computed += count * self._block_size
+            self._steps.touch(request)
+            self._steps.draft.filling.append((request, count))
+            left -= count
+            if not left:
+                return
+
+    def end(self, request: Request) -> None:
+        """End the load of a request that a fence takes, with nothing of it in flight."""
+        load = self.loads.pop(request, None)
+        if load is not None:
+            self.cache.unpin(load.slots)
+
+    # --- for the store desk ---------------------------------------------------------------------------------
+
+    def keep_for(self, request: Request, slots: Sequence[int], backend: str) -> None:
+        """Pin slots that were fetched for a request that has not started, and count them for `backend`.
+
+        The pins end when the request starts, ends or is held, and with the generation.
+        """
+        self.cache.pin(slots)
+        kept = request.fetched = request.fetched or []
+        kept += [(slot, backend) for slot in slots]
+
+    def let_go(self, request: Request) -> None:
+        """End the pins of slots that were fetched for a request."""
+        if request.fetched:
+            self.cache.unpin([slot for slot, _ in request.fetched])
+            request.fetched = None
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    def retired(self, record: StepRecord) -> list[Request]:
+        """Enter the blocks that a retired step copied out; return the requests whose loads it completed."""
+        for slot, digest in record.entering:
+            self._under_way.discard(digest)
+            self.cache.enter(slot, digest)
+        self.out_total += len(record.entering)
+        loaded = []
+        for request, count in record.filling:
+            load = self.loads[request]
+            load.done += count
+            self.in_total += count
+            if load.done == len(load.slots):
+                self.end(request)
+                loaded.append(request)
+        return loaded
+
+    def void(self, record: StepRecord) -> None:
+        """Free the slots that a step of a lost generation would have filled."""
+        self.cache.release(slot for slot, _ in record.entering)
+
+    def reset(self) -> None:
+        """Forget all content and what waits to be copied; all loads have ended."""
+        self._queue.clear()
+        self._under_way.clear()
+        self.cache.forget_all()

@@ -1,0 +1,265 @@
+"""Starts from the host cache: which blocks go out, what is loaded, and verbs and faults meanwhile."""
+
+import pytest
+from ppengine.common.tier_config import TierConfig
+from ppengine.core.scheduler import wait_reasons
+from ppengine.core.scheduler.cache_copies import HostLimits, host_limits
+from ppengine.protocol.steps import MoveKind
+from scheduler_world import World
+
+LIMITS = HostLimits(out_blocks=2, in_blocks=2, least_tokens=8)
+PROMPT = list(range(10, 31))
+"""Five full blocks and one token."""
+
+
+def world_of(limits=LIMITS, **fields):
+    fields = {"stages": 1, "num_blocks": 14, "num_host_blocks": 24, **fields}
+    return World(host_cache=limits, max_num_batched_tokens=64, **fields)
+
+
+def evicted(**fields):
+    """Return a world whose host cache alone has the blocks of `PROMPT`."""
+    world = world_of(**fields)
+    world.add(PROMPT, max_tokens=1, seed=1)
+    world.run()
+    world.scheduler.blocks.device.drop_cache()
+    assert world.scheduler.blocks.copies.cache.cached == 5
+    return world
+
+
+def begin(world, **fields):
+    """Add the prompt once more and send its first copies; return the requests."""
+    group = world.add(PROMPT, seed=1, **fields)
+    world.schedule()
+    assert group[0].state == "loading"
+    return group
+
+
+def finish(world):
+    world.run()
+    world.verify_end()
+
+
+def test_an_evicted_prefix_comes_from_the_host_with_the_same_tokens():
+    world = evicted()
+    (request,) = world.add(PROMPT, seed=1)
+    finish(world)
+    sources = request.sources
+    assert (sources.device, sources.host, sources.backends, sources.computed) == (0, 20, {}, 1)
+    copies = world.scheduler.blocks.copies
+    assert (copies.in_total, copies.totals.host, copies.totals.prompt) == (5, 20, 42)
+    assert request.num_cached == 20
+
+
+def test_the_host_continues_a_prefix_of_the_device():
+    world = evicted()
+    world.add(PROMPT[:9], max_tokens=1)
+    world.run()
+    (request,) = world.add(PROMPT, seed=1)
+    finish(world)
+    assert (request.sources.device, request.sources.host, request.sources.computed) == (8, 12, 1)
+
+
+def test_a_load_goes_in_slices_and_no_row_comes_before_its_end():
+    world = evicted()
+    (request,) = begin(world)
+    sent = [world.model.steps[-1]]
+    while not any(step.rows for step in sent):
+        assert request.state == "loading"
+        why = wait_reasons.why(world.scheduler, request)
+        assert (why.code, why.need) == ("loading", 5)
+        world.model.drain()
+        world.retire()
+        sent += iter(world.schedule, None)
+    slices = [[move.kind for move in step.moves] for step in sent if not step.rows]
+    assert slices == [[MoveKind.IN] * 2, [MoveKind.IN] * 2, [MoveKind.IN]]
+    assert why.text == "4 of 5 blocks loaded from the host cache"
+    finish(world)
+
+
+def test_a_short_prefix_is_computed():
+    world = evicted(limits=LIMITS._replace(least_tokens=21))
+    (request,) = world.add(PROMPT, seed=1)
+    finish(world)
+    assert (request.sources.host, request.sources.computed) == (0, 21)
+
+
+def test_copies_out_go_with_other_steps_until_nothing_runs():
+    world = world_of()
+    world.add(PROMPT, max_tokens=2, ignore_eos=True)
+    sent = list(iter(world.schedule, None))
+    while world.model.drain() or world.retire() is not None:
+        sent += iter(world.schedule, None)
+    with_rows, alone = ([len(step.moves) for step in sent if bool(step.rows) == rows] for rows in (True, False))
+    assert with_rows == [0, 2], "the blocks are full when the first step has retired"
+    assert alone == [2, 1]
+    world.verify_end()
+
+
+def test_a_pause_makes_no_step_for_copies_out():
+    world = world_of()
+    world.add(PROMPT, max_tokens=1)
+    world.schedule()
+    world.scheduler.pause("eve", finish=False)
+    world.model.drain()
+    world.run()
+    copies = world.scheduler.blocks.copies
+    assert copies.out_total == 2, "they go along with the release of the request's slot"
+    world.scheduler.resume()
+    world.run()
+    assert copies.out_total == 5
+
+
+def test_blocks_that_the_host_has_are_not_copied_again():
+    world = evicted()
+    copies = world.scheduler.blocks.copies
+    before = copies.out_total
+    world.add(PROMPT, seed=1, max_tokens=1)
+    finish(world)
+    assert copies.out_total == before
+
+
+def test_a_device_prefix_that_left_the_host_is_copied_again():
+    world = world_of()
+    world.add(PROMPT, max_tokens=1)
+    world.run()
+    copies = world.scheduler.blocks.copies
+    copies.cache.forget_all()
+    world.add(PROMPT, max_tokens=1)
+    finish(world)
+    assert copies.cache.cached == 5
+
+
+def test_a_block_that_is_evicted_before_its_turn_is_dropped_and_counted():
+    world = world_of(num_host_blocks=0)
+    world.add(PROMPT, max_tokens=1)
+    world.run()
+    assert world.scheduler.blocks.copies.dropped_total == 0, "they wait on the device"
+    world.scheduler.blocks.device.drop_cache()
+    world.run()
+    assert world.scheduler.blocks.copies.dropped_total == 5
+
+
+def test_a_swap_takes_the_slots_of_cached_blocks():
+    world = evicted(num_host_blocks=5, preemption="swap")
+    (request,) = world.add(list(range(30, 47)), max_tokens=8, ignore_eos=True)
+    world.round()
+    assert world.act("swap_out", request.id, False).state in ("pending", "applied")
+    world.run()
+    assert request.swaps == 1
+    finish(world)
+
+
+@pytest.mark.parametrize("verb", [("abort",), ("preempt", "recompute", False), ("preempt", "swap", True),
+                                  ("swap_out", False)])  # fmt: skip
+@pytest.mark.parametrize("retired", [0, 1, 2])
+def test_verbs_end_a_load_and_free_its_slots(verb, retired):
+    world = evicted()
+    (request,) = begin(world)
+    for _ in range(retired):
+        world.model.drain()
+        world.retire()
+        world.schedule()
+    world.act(verb[0], request.id, *verb[1:])
+    world.run()
+    if request.state == "held":
+        assert not world.scheduler.blocks.copies.loads
+        world.act("release", request.id)
+    finish(world)
+
+
+def test_a_load_that_no_step_has_begun_leaves_no_trace_on_the_stages():
+    world = evicted()
+    (first,) = world.add(list(range(40, 48)), max_tokens=4, ignore_eos=True)
+    while world.schedule() is not None:
+        pass
+    (request,) = world.add(PROMPT, seed=1)
+    assert world.act("abort", request.id).state == "applied"
+    finish(world)
+    assert first.finish_reason == "length"
+
+
+def test_a_shrink_moves_the_blocks_of_a_load():
+    world = evicted(num_blocks=24, stages=2)
+    (other,) = world.add(list(range(40, 49)) * 3, max_tokens=4, ignore_eos=True)
+    world.schedule()
+    (request,) = begin(world)
+    assert max(request.blocks) >= 13
+    world.begin_resize(13)
+    finish(world)
+    assert world.reports[-1].after == 13
+    assert request.finish_reason == other.finish_reason == "length"
+
+
+def test_a_lost_stage_ends_a_load_and_forgets_the_slots():
+    world = evicted(stages=2)
+    (request,) = begin(world)
+    world.lose(1)
+    copies = world.scheduler.blocks.copies
+    assert (request.state, copies.loads, copies.cache.cached, copies.cache.moving) == ("waiting", {}, 0, 0)
+    finish(world)
+    assert (request.sources.host, request.sources.computed) == (0, 21)
+
+
+def test_samples_fork_a_prompt_that_was_loaded():
+    world = evicted()
+    group = begin(world, n=3)
+    assert [request.state for request in group] == ["loading", "waiting", "waiting"]
+    finish(world)
+    assert world.scheduler.blocks.copies.in_total == 5
+
+
+def test_a_cordon_lets_a_load_go_on():
+    world = evicted()
+    (request,) = begin(world)
+    world.run_cordoned()
+    assert request.finished
+    finish(world)
+
+
+def test_slots_fetched_for_a_request_are_counted_for_their_backend():
+    world = evicted()
+    copies = world.scheduler.blocks.copies
+    (request,) = world.add(PROMPT, seed=1)
+    slots = copies.cache.lookup(request.full_digests(5, 4))
+    world.scheduler.queues.set_aside(request, "fetching")
+    copies.keep_for(request, slots[3:], "nvme0")
+    assert copies.cache.reserve(23) is None, "fetched slots are pinned"
+    world.scheduler.queues.take_back(request)
+    finish(world)
+    sources = request.sources
+    assert (sources.device, sources.host, sources.backends, sources.computed) == (0, 12, {"nvme0": 8}, 1)
+    assert copies.totals.backends == {"nvme0": 8}
+
+
+@pytest.mark.parametrize("end", ["abort", "hold", "lose"])
+def test_slots_fetched_for_a_request_that_does_not_start_are_let_go(end):
+    world = evicted()
+    copies = world.scheduler.blocks.copies
+    (request,) = world.add(PROMPT, seed=1)
+    copies.keep_for(request, copies.cache.lookup(request.full_digests(5, 4)), "nvme0")
+    if end == "abort":
+        world.act("abort", request.id)
+    elif end == "hold":
+        world.act("preempt", request.id, None, True)
+        world.act("release", request.id)
+    else:
+        world.lose(0)
+    assert request.fetched is None
+    world.verify()
+    finish(world)
+
+
+def test_limits_in_blocks_of_the_place_with_the_largest():
+    tiers = TierConfig(host=True, out_mib=1, in_mib=2.5, least_tokens=32)
+    assert host_limits(tiers, 2**19) == HostLimits(2, 5, 32)
+    assert host_limits(tiers, 2**24) == HostLimits(1, 1, 32), "at least one"
+    assert host_limits(TierConfig(), 2**19) is None
+
+
+def test_without_a_host_cache_there_is_nothing_of_it():
+    world = World()
+    assert world.scheduler.blocks.copies is None
+    (request,) = world.add(PROMPT)
+    finish(world)
+    assert request.sources is None
