@@ -16,6 +16,7 @@ from ppengine.common.config import (
     SchedulerConfig,
     SloConfig,
 )
+from ppengine.common.tier_config import TierConfig
 from ppengine.core.engine import Engine
 from ppengine.core.journal_records import Record
 from ppengine.core.journal_state import Restored
@@ -28,6 +29,7 @@ from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100
 NO_SLO = SloConfig()
+NO_TIERS = TierConfig()
 PEAK, BLOCK = 1000, 10
 """Bytes of a stage: utilization u holds 1000 * u - 100 blocks."""
 
@@ -71,14 +73,14 @@ class CoreWorld:
 
     def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2,
-        run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, **scheduler,
+        run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, tiers=NO_TIERS, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
-            scheduler=SchedulerConfig(**scheduler), journal=journal, slo=slo,
+            scheduler=SchedulerConfig(**scheduler), journal=journal, slo=slo, tiers=tiers,
         )  # fmt: skip
         self.config = config = EngineConfig(
             id="e", name="t", epoch="epoch", profile=profile, model_path=model, model_type="opt",

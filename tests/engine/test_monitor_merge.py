@@ -24,6 +24,7 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict
 from ppengine.protocol.stage_info import Waiting
 from ppengine.protocol.stage_samples import AgentReport, PaceSample
+from ppengine.protocol.tiers import TiersInfo
 
 S = 1_000_000_000
 
@@ -53,6 +54,12 @@ def test_before_anything_is_known_all_is_loading_and_unknown(config):
     assert first.sample_age_ms is None and first.progress_age_ms is None and first.step_ms.p50 is None
     assert first.memory.total is None and first.memory.limit is None and first.kv_blocks.used is None
     assert found.core_age_ms is None and found.throughput.output_tok_s is None
+
+
+def test_tiers_come_from_the_core(config):
+    assert picture(config).tiers is None
+    assert picture(config, core=core_report(config)).tiers is None
+    assert picture(config, core=core_report(config, tiers=TiersInfo(slots=5))).tiers == TiersInfo(slots=5)
 
 
 def test_ages_grow_between_samples(config):

@@ -213,6 +213,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             except ValueError as error:
                 raise ValueError(f"http.listen: {error}") from None
         _check_tiers(self.tiers)
+        if self.tiers.host and not self.scheduler.prefix_caching:
+            raise ValueError("scheduler.prefix_caching is false; tiers.host needs it")
+        if self.tiers.host and not self.memory.swap_space_gib:
+            raise ValueError("memory.swap_space_gib is 0; tiers.host needs it")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ppengine.common.config import EngineConfig
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
+from ppengine.core.host_tier import host_tier
 from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
@@ -66,6 +67,7 @@ class Reporter:
             report.preemptions_total = scheduler.fences.preemptions_total
             report.swaps_total = scheduler.fences.swaps_total
             report.prefix_hit_tokens_total = scheduler.blocks.hit_tokens_total
+            report.tiers = host_tier(serving)
         return report
 
     def _engine_info(self, serving: Serving | None) -> EngineInfo:
@@ -162,6 +164,7 @@ class Reporter:
             itl_p99_ms=itl_quantiles_ms(request, now)[1],
             principal=request.principal,
             client=request.client,
+            sources=request.sources,
         )
 
     def _throughput(self) -> Throughput:

@@ -128,4 +128,5 @@ def _detail(request: Request, now: float) -> RequestDetail:
         history=[f"{when - arrival:.3f}s {text}" for when, text in request.history],
         principal=request.principal,
         client=request.client,
+        sources=request.sources,
     )

@@ -106,6 +106,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         swaps_total=core.swaps_total,
         prefix_hit_tokens_total=core.prefix_hit_tokens_total,
         dropped_total=inputs.dropped + core.dropped_total,
+        tiers=core.tiers,
     )
 
 

@@ -14,6 +14,7 @@ from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Verdict, WaitInfo
+from ppengine.protocol.tiers import PromptSources
 
 
 class RequestDetail(msgspec.Struct, kw_only=True):
@@ -56,6 +57,8 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     """Name of the key that submitted it."""
     client: str = ""
     """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
+    sources: PromptSources | None = None
+    """Sources of the tokens of its last start; None without KV tiers."""
 
 
 class FinishedDetail(msgspec.Struct, kw_only=True):
