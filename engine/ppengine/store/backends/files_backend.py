@@ -1,0 +1,203 @@
+"""Objects as files: `FOLDER/PART/NAMESPACE/xx/NAME`, where xx are the last two characters of the name.
+
+Several engines may share a folder. A file is written as a draft and renamed, so it is whole or absent, also after a
+kill. Nothing is flushed to the disk: after a loss of power the checksum shows a torn file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
+from ppengine.store.backends.direct_io import can_direct, read_file, write_file
+from ppengine.store.backends.draft_folder import DraftFolder, sweep
+from ppengine.store.lru_index import LruIndex
+
+log = logging.getLogger("ppengine.store")
+
+SCAN_S = 60.0
+"""Seconds after which the files are listed again, for those of other engines."""
+TOUCH_S = 60.0
+"""Seconds within which further reads of a file do not change its time."""
+DRAFTS = "drafts"
+
+
+class FilesBackend(Backend):
+    """Files of one folder. The time of change of a file is that of its last use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._index = LruIndex()
+        self._times: dict[str, float] = {}
+        """Times of the files as this process knows them, in Unix seconds."""
+        self._scanned = 0.0
+        self._scanning = threading.Lock()
+        self._evicted = 0
+        self._drafts: DraftFolder | None = None
+
+    @override
+    def open(self, config: BackendOptions, layout: Layout) -> None:
+        self._folder, self._quota, self._parts = Path(config.url), config.quota_bytes, layout.parts
+        if not self._folder.is_absolute():
+            raise BackendError(f"url is {config.url!r}; it must be the absolute path of a folder")
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self._folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            text = f"{self._folder} has mode {found.st_mode & 0o777:o} and owner {found.st_uid}"
+            raise BackendError(f"{text}; it must be yours alone: chmod 700")
+        if removed := sweep(self._folder / DRAFTS):
+            log.info("%s: removed the drafts of %d stores that were killed", config.name, removed)
+        self._drafts = DraftFolder(self._folder / DRAFTS)
+        self._direct = can_direct(self._drafts.path)
+        self._scan()
+        how = "O_DIRECT" if self._direct else "page cache"
+        text = "%s: %s, by %s, with %d objects of %d bytes"
+        log.info(text, config.name, self._folder, how, len(self._index), self._index.used_bytes)
+
+    @override
+    def find(self, keys: Sequence[str]) -> list[bool]:
+        return [self._path(key).exists() for key in keys]
+
+    @override
+    def read(self, key: str, into: memoryview) -> int:
+        path = self._path(key)
+        try:
+            size = read_file(path, into, direct=self._direct)
+        except FileNotFoundError:
+            self._forget(key)
+            raise KeyError(key) from None
+        self._use(key, path)
+        return size
+
+    @override
+    def write(self, key: str, data: memoryview) -> None:
+        assert self._drafts is not None, "it is open"
+        if len(data) > self._quota:
+            raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
+        if time.monotonic() - self._scanned > SCAN_S:
+            self._scan()
+        self._reserve(key, len(data))
+        draft, path = self._drafts.draft(), self._path(key)
+        try:
+            write_file(draft, data, direct=self._direct)
+            # The kernel's own times are as coarse as its ticks.
+            os.utime(draft, ns=(time.time_ns(),) * 2)
+            try:
+                draft.rename(path)
+            except FileNotFoundError:
+                self._make_folders(path.parent)
+                draft.rename(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            self._forget(key)
+            raise
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            for each in self._below(key) if key.endswith("/") else [key]:
+                self._remove(each)
+
+    @override
+    def usage(self) -> Usage:
+        return Usage(self._index.used_bytes, self._evicted)
+
+    @override
+    def close(self) -> None:
+        if self._drafts is not None:
+            self._drafts.close()
+            self._drafts = None
+
+    # --- files ----------------------------------------------------------------------------------------------
+
+    def _path(self, key: str) -> Path:
+        folder, _, name = key.rpartition("/")
+        if not folder or any(part.startswith(".") or not part for part in key.split("/")):
+            raise BackendError(f"{key!r} is no key")
+        return self._folder / folder / name[-2:] / name
+
+    def _make_folders(self, folder: Path) -> None:
+        if folder != self._folder:
+            self._make_folders(folder.parent)
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+    def _below(self, prefix: str) -> list[str]:
+        return [key for key, _ in self._list(self._folder / prefix, prefix.rstrip("/"))]
+
+    def _list(self, folder: Path, key: str) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield key and status of the files below `folder`, whose key is `key`."""
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            # Files of another process come and go meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    yield f"{key.rpartition('/')[0]}/{entry.name}", entry.stat(follow_symlinks=False)
+                elif entry.is_dir(follow_symlinks=False):
+                    yield from self._list(Path(entry.path), f"{key}/{entry.name}")
+
+    def _scan(self) -> None:
+        """List the files of this store's parts, as other engines may have changed them."""
+        with self._scanning:
+            self._scanned = time.monotonic()
+            files = [each for part in self._parts for each in self._list(self._folder / part, part)]
+            files.sort(key=lambda each: each[1].st_mtime_ns)
+            with self._lock:
+                self._index.replace((key, status.st_size) for key, status in files)
+                self._times = {key: status.st_mtime for key, status in files}
+
+    def _use(self, key: str, path: Path) -> None:
+        """Note a use in the index, and once a minute in the file's time."""
+        now = time.time()
+        with self._lock:
+            self._index.touch(key)
+            if 0 <= now - self._times.get(key, 0.0) < TOUCH_S:
+                return
+            self._times[key] = now
+        with contextlib.suppress(OSError):
+            os.utime(path, (now, now))
+
+    def _reserve(self, key: str, size: int) -> None:
+        """Enter an object that is about to be written, and evict what has no room beside it."""
+        with self._lock:
+            self._index.put(key, size)
+            self._times[key] = time.time()
+        # Each turn evicts an object, or finds that another engine has used it.
+        for _ in range(len(self._index)):
+            with self._lock:
+                chosen = self._index.oldest(0, self._quota)[:1]
+                known = self._times.get(chosen[0], 0.0) if chosen else 0.0
+            if not chosen:
+                return
+            self._evict(chosen[0], known)
+
+    def _evict(self, key: str, known: float) -> None:
+        """Delete an object for the quota, unless another engine has used it since the time that is `known` here."""
+        with contextlib.suppress(FileNotFoundError):
+            used = self._path(key).stat().st_mtime
+            if used > known + TOUCH_S / 2:
+                with self._lock:
+                    self._index.touch(key)
+                    self._times[key] = used
+                return
+        self._remove(key)
+        self._evicted += 1
+
+    def _remove(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._index.remove(key)
+            self._times.pop(key, None)

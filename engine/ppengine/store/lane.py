@@ -1,0 +1,291 @@
+"""One backend at work: its threads, its queue, its figures, and the time limit of each call."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ppengine.common.one_line import one_line
+from ppengine.protocol.store_messages import BackendFigures, BackendSpec
+from ppengine.store.backend import Backend, BackendOptions, Layout, Usage
+from ppengine.store.bounce import Bounce
+from ppengine.store.breaker import Breaker
+from ppengine.store.call_times import CallTimes
+from ppengine.store.lane_task import ORDER, Kind, Outcome, Task, UnwantedError
+from ppengine.store.shard import CorruptError
+
+log = logging.getLogger("ppengine.store")
+
+QUEUE_MOST = 1024
+"""Tasks that may wait; later ones are refused."""
+USAGE_S = 2.0
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""Seconds until `open` is tried again, which double."""
+
+
+class Lane:
+    """A backend and its threads. All methods but `work_once` and `serve` belong to the loop.
+
+    `post` hands a function over to the loop, from any thread. `make` makes a backend that is not open yet.
+    """
+
+    def __init__(
+        self, spec: BackendSpec, layout: Layout, make: Callable[[], Backend],
+        post: Callable[[Callable[[], None]], None], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self._layout, self._make, self._post, self._clock = layout, make, post, clock
+        self._ready = threading.Condition()
+        self._queues: dict[Kind, deque[Task]] = {kind: deque() for kind in ORDER}
+        self._active: set[Task] = set()
+        self._writing = 0
+        self._threads = 0
+        self._most_writes = 1
+        self._backend: Backend | None = None
+        self._closing = False
+        self.ended = False
+        """The backend is closed, and no thread is left."""
+        self._breaker = Breaker()
+        self._error = ""
+        self._open_error = ""
+        self._usage = Usage(-1)
+        self._usage_due = 0.0
+        self._asks_usage = False
+        self._counts = {"reads": 0, "writes": 0, "read_bytes": 0, "written_bytes": 0, "errors": 0, "corrupt": 0}
+        self._reads, self._writes = CallTimes(), CallTimes()
+
+    # --- the loop's side ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to open the backend, on a thread of its own."""
+        self._threads = 1
+        threading.Thread(target=self.serve, name=self.spec.name, args=(True,), daemon=True).start()
+
+    @property
+    def width(self) -> int:
+        """Calls that may be under way at once."""
+        return 1 if self._backend is None else self._backend.threads
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for one call."""
+        return self.spec.timeout_ms / 1000
+
+    def refusal(self, kind: Kind) -> str:
+        """Return why no job of a kind is taken now; empty: it is. An open breaker lets one try through."""
+        name = self.spec.name
+        if self.spec.paused:
+            return f"{name} is paused"
+        if self.spec.draining and kind == "write":
+            return f"{name} is draining"
+        if text := self.not_open():
+            return text
+        if not self._breaker.admit(self._clock()):
+            return f"{name} is left alone after failures: {self._error}"
+        return ""
+
+    def not_open(self) -> str:
+        """Return why no call can be made at all; empty: it can."""
+        if self._backend is None or self._closing:
+            return (
+                f"{self.spec.name} cannot be opened: {self._open_error}"
+                if self._open_error
+                else f"{self.spec.name} is opening"
+            )
+        return ""
+
+    def submit(self, task: Task) -> None:
+        """Queue a task. One that has no place ends at once."""
+        with self._ready:
+            full = sum(map(len, self._queues.values())) >= QUEUE_MOST
+            if not full and not self._closing:
+                self._queues[task.kind].append(task)
+                self._ready.notify()
+                return
+        why = f"the queue of {self.spec.name} is full" if full else f"{self.spec.name} is being removed"
+        self._post(lambda: self._end(task, Outcome(error=why, skipped=True)))
+
+    def tick(self) -> None:
+        """End the tasks whose calls are over their time, and ask for the usage."""
+        now = self._clock()
+        with self._ready:
+            late = [task for task in self._active if not task.over and now - task.begun > self._limit(task)]
+        for task in late:
+            text = f"{self.spec.name} did not answer in {self._limit(task) * 1000:.0f} ms"
+            self._end(task, Outcome(error=text, failed=True))
+        if self._backend is not None and not self._closing and not self._asks_usage and now >= self._usage_due:
+            self._asks_usage = True
+            self.submit(Task("other", self._ask_usage, self._usage_ended, counts=False))
+
+    def close(self) -> None:
+        """Take no more tasks. Calls under way end, then the backend is closed."""
+        with self._ready:
+            self._closing = True
+            left = [task for queue in self._queues.values() for task in queue]
+            for queue in self._queues.values():
+                queue.clear()
+            self._ready.notify_all()
+            idle = self._threads == 0
+        for task in left:
+            self._end(task, Outcome(error=f"{self.spec.name} is being removed", skipped=True))
+        if idle:
+            self._close_backend()
+
+    def figures(self) -> BackendFigures:
+        """Return the figures of now."""
+        now, spec = self._clock(), self.spec
+        state = "paused" if spec.paused else "draining" if spec.draining else "open"
+        if self._backend is None:
+            state = "broken" if self._open_error else "opening"
+        read, write = self._reads.quantiles(now), self._writes.quantiles(now)
+        with self._ready:
+            queue = sum(map(len, self._queues.values())) + len(self._active)
+        return BackendFigures(
+            name=spec.name, state=state, breaker=self._breaker.state, error=self._open_error or self._error,
+            used_bytes=self._usage.used_bytes, queue=queue, evicted=self._usage.evicted,
+            read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1], **self._counts,
+        )  # fmt: skip
+
+    def _limit(self, task: Task) -> float:
+        return self.timeout_s if task.limit_s is None else task.limit_s
+
+    def _end(self, task: Task, outcome: Outcome) -> None:
+        """Count the end of a task and report it, once: a call that was given up may return later."""
+        if task.over:
+            return
+        task.over = True
+        now = self._clock()
+        if task.counts and not outcome.skipped:
+            self._count(task.kind, outcome, now, (now - task.begun) * 1000)
+        task.end(outcome)
+
+    def _count(self, kind: Kind, outcome: Outcome, now: float, ms: float) -> None:
+        self._counts["corrupt"] += outcome.corrupt
+        if outcome.failed:
+            self._counts["errors"] += 1
+            before = self._breaker.state
+            self._breaker.fail(now)
+            if (before, self._breaker.state) == ("closed", "open"):
+                log.warning("%s is left alone for a while: %s", self.spec.name, outcome.error)
+            self._error = outcome.error
+            return
+        self._breaker.succeed()
+        if outcome.corrupt:
+            self._error = outcome.error
+        elif not outcome.error:
+            self._error = ""
+            if kind in ("read", "write"):
+                names = ("reads", "read_bytes") if kind == "read" else ("writes", "written_bytes")
+                self._counts[names[0]] += 1
+                self._counts[names[1]] += outcome.moved
+                (self._reads if kind == "read" else self._writes).note(now, ms)
+
+    def _ask_usage(self, backend: Backend, _: Bounce) -> int:
+        self._usage = backend.usage()
+        return 0
+
+    def _usage_ended(self, outcome: Outcome) -> None:
+        self._asks_usage, self._usage_due = False, self._clock() + USAGE_S
+        if outcome.error:
+            self._usage = Usage(-1, self._usage.evicted)
+
+    # --- the threads' side ----------------------------------------------------------------------------------
+
+    def serve(self, opens: bool = False) -> None:
+        """Work until the lane is closed; the first thread opens the backend and starts the others."""
+        bounce = Bounce()
+        if opens:
+            self._open_until_closed()
+        while self.work_once(bounce):
+            pass
+        with self._ready:
+            self._threads -= 1
+            last = self._threads == 0
+        if last:
+            self._close_backend()
+
+    def open_once(self) -> None:
+        """Open the backend. Its failure is kept for the figures."""
+        spec = self.spec
+        options = BackendOptions(spec.name, spec.url, spec.quota_bytes, self.timeout_s)
+        try:
+            backend = self._make()
+            backend.open(options, self._layout)
+        except Exception as error:  # noqa: BLE001 - client libraries raise what they like
+            text = _text(error)
+            if text != self._open_error:
+                log.warning("%s cannot be opened: %s", spec.name, text)
+            self._open_error = text
+            return
+        self._open_error = ""
+        self._most_writes = max(1, backend.threads - 1)
+        self._backend = backend
+
+    def _open_until_closed(self) -> None:
+        wait_s = AGAIN_S
+        while not self._closing:
+            self.open_once()
+            if self._backend is not None:
+                with self._ready:
+                    self._threads = self._backend.threads
+                for _ in range(self._backend.threads - 1):
+                    threading.Thread(target=self.serve, name=self.spec.name, daemon=True).start()
+                return
+            with self._ready:
+                self._ready.wait_for(lambda: self._closing, wait_s)
+            wait_s = min(2 * wait_s, AGAIN_MOST_S)
+
+    def work_once(self, bounce: Bounce, wait: bool = True) -> bool:
+        """Do the next task, waiting for it if `wait`. Returns False if the lane is closed, or nothing was there."""
+        with self._ready:
+            while (task := self._next()) is None:
+                if self._closing or not wait:
+                    return False
+                self._ready.wait()
+            task.begun = self._clock()
+            self._active.add(task)
+            self._writing += task.kind == "write"
+        outcome = self._do(task, bounce)
+        with self._ready:
+            self._active.discard(task)
+            self._writing -= task.kind == "write"
+            self._ready.notify()
+        self._post(lambda: self._end(task, outcome))
+        return True
+
+    def _next(self) -> Task | None:
+        for kind in ORDER:
+            # One thread at least is left for reads.
+            if self._queues[kind] and (kind != "write" or self._writing < self._most_writes):
+                return self._queues[kind].popleft()
+        return None
+
+    def _do(self, task: Task, bounce: Bounce) -> Outcome:
+        backend = self._backend
+        try:
+            if backend is None or not task.wanted():
+                raise UnwantedError
+            return Outcome(moved=task.work(backend, bounce))
+        except UnwantedError:
+            return Outcome(error="it is not wanted any more", skipped=True)
+        except KeyError as error:
+            return Outcome(error=f"{error} is not there")
+        except CorruptError as error:
+            return Outcome(error=str(error), corrupt=True)
+        except Exception as error:  # noqa: BLE001 - client libraries raise what they like
+            return Outcome(error=_text(error), failed=True)
+
+    def _close_backend(self) -> None:
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            try:
+                backend.close()
+            except Exception as error:  # noqa: BLE001 - client libraries raise what they like
+                log.warning("%s does not close: %s", self.spec.name, _text(error))
+        self.ended = True
+
+
+def _text(error: Exception) -> str:
+    return one_line(str(error)) or type(error).__name__

@@ -1,0 +1,51 @@
+"""One turn of a backend's thread: the work, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ppengine.store.backend import Backend
+from ppengine.store.bounce import Bounce
+
+Kind = Literal["find", "read", "write", "other"]
+ORDER: tuple[Kind, ...] = ("find", "read", "other", "write")
+"""Tasks that are taken first: a request waits for finds and reads, and nothing waits for writes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a task: bytes moved, or an error in one line."""
+
+    moved: int = 0
+    error: str = ""
+    corrupt: bool = False
+    failed: bool = False
+    """The backend failed, so that its breaker counts it. A missing or corrupt object is no failure of that kind."""
+    skipped: bool = False
+    """The backend was not called, or for nothing."""
+
+
+class UnwantedError(Exception):
+    """A task finds in the middle that its job has ended."""
+
+
+@dataclass(eq=False)
+class Task:
+    """Calls of a backend on one of its threads."""
+
+    kind: Kind
+    work: Callable[[Backend, Bounce], int]
+    """Returns the bytes that it moved. Runs on a thread of the lane."""
+    end: Callable[[Outcome], None]
+    """Called once, on the loop."""
+    wanted: Callable[[], bool] = lambda: True
+    """Asked on the thread, before the work."""
+    limit_s: float | None = None
+    """Seconds that it may take; None: those of a call."""
+    counts: bool = True
+    """The breaker counts how it ends."""
+    begun: float = 0.0
+    over: bool = False
+    """`end` has been called. Belongs to the loop."""

@@ -1,0 +1,178 @@
+"""Jobs without slots: which chunks are there, their markers, and the care of a backend."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from typing_extensions import override
+
+from ppengine.protocol.store_messages import Clear, Done, Find, Found, FoundChunk, Mark, Marker, Test
+from ppengine.store.backend import Backend
+from ppengine.store.bounce import Bounce
+from ppengine.store.job import MARKERS, Home, Job, marker_key
+from ppengine.store.lane import Lane
+from ppengine.store.lane_task import Outcome, Task
+from ppengine.store.shard import CorruptError, marker_bytes, pack_marker, unpack_marker
+
+SLICE = 8
+"""Least keys of a find that get a thread of their own."""
+CLEAR_S = 600.0
+TEST_BYTES = 4 * 2**20
+TEST_CALLS = 5
+"""Calls of a test, each of which may take the time of a call."""
+
+
+class FindJob(Job):
+    """Looks for markers in all backends at once. At its deadline it answers with those that it has."""
+
+    def __init__(self, home: Home, lanes: Sequence[Lane], namespace: bytes, message: Find) -> None:
+        super().__init__(home, message.job, message.deadline_ms / 1000)
+        self._lanes, self._namespace, self._keys = lanes, namespace, message.keys
+        self._found: dict[int, tuple[int, FoundChunk]] = {}
+        """Number of the backend and chunk, by the place of the key. The first backend counts."""
+        self._open = 0
+        self._failure = ""
+
+    def start(self) -> None:
+        """Queue the calls: the keys are divided among the threads of a backend."""
+        for number, lane in enumerate(self._lanes):
+            size = max(SLICE, -(-len(self._keys) // lane.width))
+            for first in range(0, len(self._keys), size):
+                found: dict[int, Marker] = {}
+                indices = range(first, min(first + size, len(self._keys)))
+                work = partial(self._look, lane, indices, found)
+                self._open += 1
+                lane.submit(Task("find", work, partial(self._ended, number, found), self.wanted))
+        if not self._open:
+            self.end()
+
+    @override
+    def answer(self) -> Found:
+        chunks: list[FoundChunk] = []
+        while (found := self._found.get(len(chunks))) is not None:
+            chunks.append(found[1])
+        return Found(self.number, chunks, "" if chunks else self.error)
+
+    def _look(self, lane: Lane, indices: range, found: dict[int, Marker], backend: Backend, bounce: Bounce) -> int:
+        names = [marker_key(self._namespace, self._keys[index]) for index in indices]
+        view = bounce.view(marker_bytes(self._home.places))
+        corrupt = ""
+        for index, name, there in zip(indices, names, backend.find(names), strict=True):
+            if not there or not self.wanted():
+                continue
+            try:
+                found[index] = unpack_marker(view, backend.read(name, view), self._home.places)
+            except KeyError:
+                continue
+            except CorruptError as error:
+                # Without a marker the chunk is no more, and is written again at its next use.
+                backend.delete([name])
+                corrupt = str(error)
+        if corrupt:
+            raise CorruptError(corrupt)
+        return 0
+
+    def _ended(self, number: int, found: dict[int, Marker], outcome: Outcome) -> None:
+        if not self.wanted():
+            return
+        self._open -= 1
+        self._failure = self._failure or outcome.error
+        name = self._lanes[number].spec.name
+        for index, marker in found.items():
+            if index not in self._found or number < self._found[index][0]:
+                self._found[index] = number, FoundChunk(name, marker)
+        if not self._open:
+            self.end(self._failure)
+
+
+class CareJob(Job):
+    """One task in one backend, answered by `Done`."""
+
+    def __init__(self, home: Home, lane: Lane, number: int, limit_s: float) -> None:
+        super().__init__(home, number, limit_s)
+        self._lane = lane
+        self._text = ""
+
+    @override
+    def answer(self) -> Done:
+        return Done(*self._home.place, self.number, "" if self.error else self._text, self.error)
+
+    def _ended(self, outcome: Outcome) -> None:
+        self.end(outcome.error)
+
+
+class MarkJob(CareJob):
+    """Writes a marker."""
+
+    def __init__(self, home: Home, lane: Lane, namespace: bytes, message: Mark) -> None:
+        super().__init__(home, lane, message.job, message.deadline_ms / 1000)
+        self._name, self._marker = marker_key(namespace, message.key), message.marker
+
+    def start(self) -> None:
+        """Queue it."""
+        self._lane.submit(Task("write", self._write, self._ended, self.wanted))
+
+    def _write(self, backend: Backend, _: Bounce) -> int:
+        data = pack_marker(self._marker)
+        backend.write(self._name, memoryview(data))
+        return len(data)
+
+
+class ClearJob(CareJob):
+    """Deletes the chunks of a namespace: the markers first, so that no chunk is there in part."""
+
+    def __init__(self, home: Home, lane: Lane, namespace: bytes, message: Clear) -> None:
+        super().__init__(home, lane, message.job, CLEAR_S)
+        self._names = [f"{part}/{namespace.hex()}/" for part in (MARKERS, home.part)[not home.leads :]]
+
+    def start(self) -> None:
+        """Queue it."""
+        self._lane.submit(Task("other", self._clear, self._ended, self.wanted, CLEAR_S))
+
+    def _clear(self, backend: Backend, _: Bounce) -> int:
+        before = backend.usage().used_bytes
+        for name in self._names:
+            backend.delete([name])
+        after = backend.usage().used_bytes
+        known = before >= 0 <= after
+        self._text = f"{max(0, before - after) / 2**20:.1f} MiB deleted" if known else "deleted"
+        return 0
+
+
+class TestJob(CareJob):
+    """Takes an object of some MiB through a backend."""
+
+    __test__ = False
+
+    def __init__(self, home: Home, lane: Lane, message: Test) -> None:
+        super().__init__(home, lane, message.job, TEST_CALLS * lane.timeout_s)
+        self._name = f"{home.part}/test/{secrets.token_hex(8)}"
+
+    def start(self) -> None:
+        """Queue it."""
+        self._lane.submit(Task("other", self._test, self._ended, self.wanted, self.limit_s))
+
+    def _test(self, backend: Backend, bounce: Bounce) -> int:
+        data = secrets.token_bytes(TEST_BYTES)
+        view = bounce.view(TEST_BYTES)
+        view[:] = data
+        begin = time.monotonic()
+        backend.write(self._name, view)
+        middle = time.monotonic()
+        try:
+            if backend.find([self._name]) != [True]:
+                raise CorruptError("the object is not found after its write")
+            view[:] = bytes(TEST_BYTES)
+            again = time.monotonic()
+            length = backend.read(self._name, view)
+            end = time.monotonic()
+            if length != TEST_BYTES or view != data:
+                raise CorruptError(f"the object of {TEST_BYTES} bytes came back as another one of {length}")
+        finally:
+            backend.delete([self._name])
+        mib = TEST_BYTES // 2**20
+        self._text = f"{mib} MiB written in {(middle - begin) * 1000:.1f} ms, read in {(end - again) * 1000:.1f} ms"
+        return 0

@@ -1,0 +1,199 @@
+"""Each backend against the same rules, and what is particular of files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ppengine.store.backend import Backend, BackendError, Layout
+from ppengine.store.backend_kinds import make_backend
+from ppengine.store.backends import files_backend
+from ppengine.store.backends.direct_io import can_direct
+from ppengine.store.backends.files_backend import FilesBackend
+from ppengine.store.backends.memory_backend import MemoryBackend
+from store_contract import LAYOUT, SIZE, Contract, page_view, read
+
+
+def memory(folder: Path) -> Contract:
+    return Contract(MemoryBackend, "", persistent=False)
+
+
+def files(folder: Path) -> Contract:
+    return Contract(FilesBackend, str(folder / "kv"))
+
+
+def cached_files(folder: Path) -> Contract:
+    class CachedFiles(FilesBackend):
+        """As on a file system without O_DIRECT."""
+
+        def open(self, *arguments: object) -> None:
+            super().open(*arguments)  # type: ignore[arg-type]
+            self._direct = False
+
+    return Contract(CachedFiles, str(folder / "kv"))
+
+
+KINDS = [memory, files, cached_files]
+
+
+@pytest.fixture(params=KINDS)
+def contract(request: pytest.FixtureRequest, tmp_path: Path) -> Contract:
+    made: Callable[[Path], Contract] = request.param
+    return made(tmp_path)
+
+
+def test_objects(contract: Contract) -> None:
+    contract.check_objects()
+
+
+def test_clear(contract: Contract) -> None:
+    contract.check_clear()
+
+
+def test_quota(contract: Contract) -> None:
+    contract.check_quota()
+
+
+def test_reopen(contract: Contract) -> None:
+    contract.check_reopen()
+
+
+@pytest.mark.parametrize("kind", [files, cached_files])
+def test_shares(kind: Callable[[Path], Contract], tmp_path: Path) -> None:
+    kind(tmp_path).check_shares()
+
+
+def test_unknown_kinds_are_refused_with_those_that_are_there() -> None:
+    with pytest.raises(BackendError, match="no backend of kind tape; there are memory, files"):
+        make_backend("tape")
+    assert isinstance(make_backend("files"), FilesBackend)
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o755, "chmod 700"), (0o770, "chmod 700")])
+def test_a_folder_of_others_is_refused(tmp_path: Path, mode: int, words: str) -> None:
+    contract = files(tmp_path)
+    Path(contract.url).mkdir(mode=0o700)
+    Path(contract.url).chmod(mode)
+    with pytest.raises(BackendError, match=words):
+        contract.open()
+
+
+def test_a_made_folder_is_of_its_user_alone(tmp_path: Path) -> None:
+    backend = files(tmp_path).open()
+    backend.write("0.0/ab/0123", page_view(bytes(SIZE)))
+    found = [tmp_path / "kv", *(tmp_path / "kv").rglob("*")]
+    assert len(found) > 5 and all(not path.stat().st_mode & 0o077 for path in found)
+    backend.close()
+
+
+def test_a_relative_folder_and_strange_keys_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="absolute path"):
+        Contract(FilesBackend, "kv").open()
+    backend = files(tmp_path).open()
+    for key in ("../x", "a/../b", "a//b", "/a/b", "name", "a/.b"):
+        with pytest.raises(BackendError, match="is no key"):
+            backend.write(key, memoryview(b"x"))
+    backend.close()
+
+
+def test_buffers_that_are_not_aligned_are_written_too(tmp_path: Path) -> None:
+    backend = files(tmp_path).open()
+    data = memoryview(bytearray(os.urandom(2 * SIZE + 1)))[1:]
+    backend.write("0.0/ab/1", data)
+    into = memoryview(bytearray(2 * SIZE + 1))[1:]
+    assert backend.read("0.0/ab/1", into) == 2 * SIZE and into == data
+    backend.close()
+
+
+def test_the_probe_leaves_nothing(tmp_path: Path) -> None:
+    assert isinstance(can_direct(tmp_path), bool) and list(tmp_path.iterdir()) == []
+
+
+def test_engines_that_share_a_folder_leave_each_other_whole(tmp_path: Path) -> None:
+    """One evicts and deletes objects that the other has listed, and keeps those that the other uses."""
+    contract = files(tmp_path)
+    first, second = contract.open(quota=4 * SIZE), contract.open(quota=4 * SIZE)
+    keys = [f"0.0/ab/{number}" for number in range(6)]
+    for key in keys[:4]:
+        first.write(key, page_view(bytes(SIZE)))
+    second.close()
+    second = contract.open(quota=4 * SIZE)
+    # The first uses an object long after the second has listed it; the second evicts the next one.
+    path = Path(contract.url) / "0.0/ab/0/0"
+    os.utime(path, (path.stat().st_mtime + 100,) * 2)
+    second.write(keys[4], page_view(bytes(SIZE)))
+    assert first.find(keys) == [True, False, True, True, True, False]
+    with pytest.raises(KeyError):
+        read(first, keys[1])
+    second.delete([keys[2]])
+    first.delete([keys[2]])
+    assert read(second, keys[3]) == bytes(SIZE)
+    second.close()
+    assert read(first, keys[4]) == bytes(SIZE), "the drafts of one are not those of the other"
+    first.write(keys[5], page_view(bytes(SIZE)))
+    first.close()
+
+
+def test_files_of_other_engines_count_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = files(tmp_path)
+    first, second = contract.open(quota=2 * SIZE), contract.open()
+    for number in range(4):
+        second.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    monkeypatch.setattr(files_backend, "SCAN_S", -1.0)
+    first.write("0.0/ab/4", page_view(bytes(SIZE)))
+    assert first.usage().used_bytes == 2 * SIZE
+    assert sum(first.find([f"0.0/ab/{number}" for number in range(5)])) == 2
+    first.close()
+    second.close()
+
+
+WRITER = """
+import sys
+from ppengine.store.backend import BackendOptions, Layout
+from ppengine.store.backends.files_backend import FilesBackend
+from store_contract import page_view
+backend = FilesBackend()
+backend.open(BackendOptions("b", sys.argv[1], 2**30, 5.0), Layout(("0.0",)))
+print("open", flush=True)
+for number in range(10**9):
+    # Objects replace each other: those of one letter are whole.
+    backend.write(f"0.0/ab/{number % 8}", page_view(bytes([65 + number % 26]) * (1 << 20)))
+    if number == 8:
+        print("eight", flush=True)
+"""
+
+
+def test_a_kill_in_the_middle_of_writes_leaves_whole_objects(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    for _ in range(4):
+        path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert child.stdout is not None
+        assert [child.stdout.readline(), child.stdout.readline()] == [b"open\n", b"eight\n"]
+        child.send_signal(signal.SIGKILL)
+        child.wait(30)
+        child.stdout.close()
+        backend = Contract(FilesBackend, str(folder)).open(layout=Layout(("0.0",)))
+        (left,) = (folder / files_backend.DRAFTS).iterdir()
+        assert [path.name for path in left.iterdir()] == ["lock"], "only its own folder of drafts is left"
+        keys = [f"0.0/ab/{number}" for number in range(8)]
+        for key in keys:
+            data = read(backend, key, 1 << 20)
+            assert len(data) == 1 << 20 and data == data[:1] * (1 << 20), key
+        assert backend.usage().used_bytes == 8 << 20
+        backend.close()
+
+
+def test_a_backend_is_made_for_each_kind() -> None:
+    assert all(isinstance(make_backend(kind), Backend) for kind in ("memory", "files"))
+    assert LAYOUT.alignment == 4096
