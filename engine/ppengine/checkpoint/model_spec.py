@@ -15,6 +15,7 @@ from ppengine.protocol.error_text import one_line, shown
 
 __all__ = [
     "ARCHITECTURES",
+    "DUMMY_SEED",
     "CheckpointError",
     "ModelSpec",
     "check_weights",
@@ -33,6 +34,8 @@ ARCHITECTURES = {
 }
 """Supported architectures of config.json, with their `model_type`."""
 GLM = ("glm", "glm4")
+DUMMY_SEED = 0
+"""Seed of dummy weights, so that all stages and all boots agree on them."""
 OPT_ACTIVATIONS = ("relu", "gelu")
 MOST = {
     "vocab_size": 2**20, "num_hidden_layers": LAYERS_MOST, "hidden_size": 2**16, "num_attention_heads": 1024,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppengine.checkpoint.model_spec import read_spec
+from ppengine.checkpoint.model_spec import DUMMY_SEED, read_spec
 from ppengine.common.config import EngineConfig
 from ppengine.models import build_stage, init_dummy, load_weights
 from ppengine.protocol.reports import Finding
@@ -18,7 +18,6 @@ from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
 from ppengine.stage.backends.selection import resolve_dtype
 from ppengine.stage.batch_state import BatchState
-from ppengine.stage.build import DUMMY_SEED
 
 CHUNK = 256
 """Tokens of one pass."""

@@ -14,7 +14,7 @@ from ppkernels.kv_layout import layout_name
 from torch import Tensor
 
 from ppengine.checkpoint.model_shard import shard_of
-from ppengine.checkpoint.model_spec import read_spec
+from ppengine.checkpoint.model_spec import DUMMY_SEED, read_spec
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.common.sizes import size_text
@@ -36,8 +36,6 @@ from ppengine.stage.runner import Runner, RunnerParts
 
 _MIB = 2**20
 _REPORT_S = 0.2
-DUMMY_SEED = 0
-"""Seed of dummy weights, so that all stages and all boots agree on them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import readable
 from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import BackendSpec, StoreReady, ToStore
+from ppengine.protocol.store_messages import BackendSpec, StoreReady, ToStore, Weights
+from ppengine.store import weight_hash
 from ppengine.store.backend_kinds import make_backend
 from ppengine.store.job import Home
 from ppengine.store.lane import Lane
@@ -59,6 +60,8 @@ def main() -> int:
         return 1
     process = Process(config, place)
     signal.signal(signal.SIGTERM, lambda *_: process.stop())
+    if place == (0, 0):
+        weight_hash.start(config, process.note_weights)
     process.run()
     # A thread in a call that hangs would keep the process.
     logging.shutdown()
@@ -77,6 +80,7 @@ class Process:
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_read, False)
         self._store = Store(place, len(config.groups), self._send, self.post, time.monotonic, self._make_lane)
+        self._weights: Weights | None = None
         self._stopped = False
         self._connected = False
         self._lost = False
@@ -91,6 +95,16 @@ class Process:
         """Call a function on the loop. From any thread."""
         self._posted.put(function)
         self._wake_up()
+
+    def note_weights(self, weights: Weights) -> None:
+        """Report the hash of the weights, now and to each later core. From any thread."""
+
+        def note() -> None:
+            self._weights = weights
+            log.info("weights: %s", weights.error or weights.digest.hex())
+            self._send(weights)
+
+        self.post(note)
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -168,6 +182,8 @@ class Process:
         self._lost = self._connected = False
         self._socket.connect(self._endpoint)
         self._send(StoreReady(*self._place, os.getpid()))
+        if self._weights is not None:
+            self._send(self._weights)
 
     def _disconnect(self) -> None:
         self._socket.disable_monitor()
