@@ -86,6 +86,25 @@ def test_an_engine_that_does_not_serve_in_time_is_ended(start: Start) -> None:
     assert engine.leftovers() == []
 
 
+def test_stores_are_restarted_and_leave_in_order(start: Start, reports: Path) -> None:
+    engine = start(STANDIN_STORES="1")
+    pids = engine.find_processes(7)
+    assert {"store0", "store1"} < set(pids)
+    wait_until(lambda: "serving" in engine.errors.read_text(), "the supervisor sees that it serves")
+    log = engine.run_dir / "store1.log"
+    for number in (1, 2):
+        wait_until(lambda number=number: log.read_text().count("started as store1") == number, "it runs")
+        old = engine.find_processes(7)["store1"]
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda old=old: engine.find_processes(7)["store1"] != old, "another store")
+    assert f"store1|None|{old}|-9|killed by SIGKILL" in reports.read_text()
+    wait_until(lambda: log.read_text().count("started as store1") == 3, "it has taken its signals")
+    engine.process.send_signal(signal.SIGTERM)
+    assert engine.wait(30) == 0
+    assert "killed after" not in engine.errors.read_text()
+    assert engine.leftovers() == []
+
+
 def test_stop_command_ends_with_code_0(start: Start) -> None:
     engine = start()
     core = serve(engine)["core"]

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile, profiles_dir
+from ppengine.common.tier_config import BackendConfig, TierConfig
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError, check_socket_path
 
@@ -48,6 +49,22 @@ def test_two_boots_differ() -> None:
     assert first.name == second.name == "boot"
     assert first.id != second.id
     assert first.epoch != second.epoch
+
+
+def test_each_place_has_a_store_if_there_are_backends() -> None:
+    tiers = TierConfig(host=True, backends={"disk": BackendConfig(kind="files", url="/data/kv")})
+    parallel = ParallelConfig(pipeline=2, tensor=2)
+    assert engine_config(profile(parallel=parallel), None).store_roles == []
+    roles = engine_config(profile(parallel=parallel, tiers=tiers), None).store_roles
+    assert roles == ["store0", "store0.1", "store1", "store1.1"]
+
+
+def test_backends_of_stages_on_other_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    tiers = TierConfig(host=True, backends={"disk": BackendConfig(kind="files", url="/data/kv")})
+    parallel = ParallelConfig(pipeline=2, executor="ray", listen="tcp://10.0.0.1:7000")
+    with pytest.raises(ConfigError, match=r"tiers.backends has disk, and .* set parallel.placement=STRICT_PACK"):
+        engine_config(profile(parallel=parallel, tiers=tiers), None)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "\x1b[31m", "-x", "n" * 65])

@@ -252,10 +252,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         http = self.profile.http
         return [f"http{number}" for number in range(http.processes)] if http.listen is not None else []
 
+    @property
+    def store_roles(self) -> list[str]:
+        """Names of the stores: one a place, if there are backends."""
+        return [place.store_role for place in self.groups.places] if self.profile.tiers.backends else []
+
     def endpoint(self, name: str) -> str:
         """Return the endpoint of a socket on this node, an ipc one on the engine's host.
 
-        Public ones are `state control bulk`, private ones `front steps collect report agent faults`.
+        Public ones are `state control bulk`, private ones `front steps collect report agent faults stores`.
         """
         return f"ipc://{self.run_dir}/{name}" if self.reaches is None else self.reaches.endpoint(name)
 

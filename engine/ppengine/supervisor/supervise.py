@@ -36,8 +36,8 @@ VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
 AGAIN_S = 1.0
 """Seconds until a process is tried again for which there was no descriptor, folder or process."""
-HTTP_AGAIN_S = 30.0
-"""Seconds until an HTTP process is restarted that keeps ending."""
+HELPER_AGAIN_S = 30.0
+"""Seconds until an HTTP process or a store is restarted that keeps ending."""
 MOST_AGENTS = 5
 """Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
@@ -50,6 +50,7 @@ class Modules(NamedTuple):
     core: str = "ppengine.core"
     agent: str = "ppengine.agent"
     http: str = "ppengine.http"
+    store: str = "ppengine.store"
 
 
 class End(NamedTuple):
@@ -76,6 +77,11 @@ class Supervisor:
         follows: ProcessInfo | None = None,
     ) -> None:
         self._config = config
+        self._helpers = {
+            **dict.fromkeys(config.http_roles, (modules or Modules()).http),
+            **dict.fromkeys(config.store_roles, (modules or Modules()).store),
+        }
+        """Modules of HTTP processes and stores, by role: without them an engine goes on."""
         self._executor = executor
         self._wakeup = wakeup
         self._modules = modules or Modules()
@@ -126,7 +132,7 @@ class Supervisor:
             claim(self._config)
         self._presence.keep_record()
         self._link = Link(self._config)
-        for role in ("gateway", "core", "agent", *self._config.http_roles):
+        for role in ("gateway", "core", "agent", *self._helpers):
             self._spawn(role)
         if self._follows is None:
             self._executor.start(self._config)
@@ -137,8 +143,8 @@ class Supervisor:
 
     def _spawn(self, role: str) -> None:
         args = ["--engine", str(self._folder / "engine.json")]
-        if role in self._config.http_roles:
-            module, args = self._modules.http, [*args, "--role", role]
+        if role in self._helpers:
+            module, args = self._helpers[role], [*args, "--role", role]
         else:
             module = getattr(self._modules, role)
         child = spawn(module, args, log=self._folder / f"{role}.log")
@@ -237,8 +243,8 @@ class Supervisor:
             self._end = self._lose(info.role, text, log)
         elif info.role in (*VITAL, "gateway") or (self._boots and info.exit_code != 0 and self._boots_with(info.role)):
             self._end = End(code, text, log)
-        elif info.role in self._config.http_roles:
-            self._restart_http(info.role, text)
+        elif info.role in self._helpers:
+            self._restart_helper(info.role, text)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
             tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
@@ -251,11 +257,11 @@ class Supervisor:
         """Return whether an engine that loads ends with a process of this role."""
         return role == "stage" or role in self._config.http_roles
 
-    def _restart_http(self, role: str, text: str) -> None:
-        """Plan the restart of an HTTP process. Its requests end with it; those of others and the engine go on."""
+    def _restart_helper(self, role: str, text: str) -> None:
+        """Plan the restart of an HTTP process or a store. Its requests or jobs end with it; the engine goes on."""
         now = time.monotonic()
         delay = self._deaths.setdefault(role, ProcessDeaths()).note(now)
-        self._due[role] = now + (HTTP_AGAIN_S if delay is None else delay)
+        self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
         tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
 
     def _can_restart(self, info: ProcessInfo) -> bool:
@@ -309,7 +315,7 @@ class Supervisor:
         if core is not None:
             core.kill()
         self._executor.stop(0.0)
-        for roles in (self._config.http_roles, ["agent"], ["gateway"]):
+        for roles in (list(self._helpers), ["agent"], ["gateway"]):
             if present := [role for role in roles if role in self._children]:
                 self._observe()
                 for role in present:

@@ -6,6 +6,7 @@ import time
 
 from ppengine.common import lifeline
 from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.tier_config import BackendConfig, TierConfig
 from ppengine.protocol import discovery
 from ppengine.supervisor.announcements import announce, tell
 from ppengine.supervisor.claims import new_id
@@ -18,12 +19,14 @@ wakeup = Wakeup()
 wakeup.install()
 name, stages = sys.argv[1], int(sys.argv[2])
 lifeline.adopt(int(sys.argv[4]) if len(sys.argv) > 3 else None, on_close=lambda: wakeup.ask("its parent is gone"))
+stores = os.environ.get("STANDIN_STORES")
+tiers = TierConfig(host=True, backends={"m": BackendConfig(kind="memory")}) if stores else TierConfig()
 engine_id = os.environ.get("STANDIN_ID") or new_id()
 config = EngineConfig(
     id=engine_id,
     name=name,
     epoch="e" * 32,
-    profile=Profile(name=name, model=ModelConfig(path="/nowhere")),
+    profile=Profile(name=name, model=ModelConfig(path="/nowhere"), tiers=tiers),
     model_path="/nowhere",
     model_type="llama",
     layers=[(stage, stage + 1) for stage in range(stages)],
