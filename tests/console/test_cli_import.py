@@ -53,7 +53,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "demo tour serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release priority set-memory pause resume drain stop explain stacks streams continue restart-stage cordon "
         "check record replay export bench plan fault help incidents history finished key context lease topology "
-        "clients limit kick drain-client"
+        "clients limit kick drain-client store"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:
@@ -64,7 +64,7 @@ def test_every_command_of_the_design_is_there() -> None:
 
 def test_every_verb_takes_json_and_a_timeout() -> None:
     """`bench` and `plan` take them, too, in parsers of their own. The others wait for nothing."""
-    for name in set(COMMANDS) - {"bench", "plan", "help", "key", "context"}:
+    for name in set(COMMANDS) - {"bench", "plan", "help", "key", "context", "store"}:
         command = ppconsole.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         options = {word for parameter in command.params for word in parameter.opts}

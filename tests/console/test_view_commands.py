@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 import snapshots
 from ppconsole.view import commands, completion, plan
@@ -11,6 +12,8 @@ from ppconsole.view.cells import text_of
 from ppconsole.view.cursor import Cursor
 from ppengine.protocol.control import Conflict, Outcome, Refused
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.store_verbs import StoreAdd, StorePause, StoreResume
+from ppengine.protocol.tiers import BackendInfo, TiersInfo
 from ppengine.protocol.verbs import (
     Abort,
     ClearFaults,
@@ -47,6 +50,13 @@ from ppengine.protocol.verbs import (
         ("swap-out r-1 --no-hold", SwapOut(request="r-1", hold=False), "swap-out --no-hold r-1"),
         ("swap-in r-1", SwapIn(request="r-1"), "swap-in r-1"),
         ("release", Release(request="r-sel"), "release r-sel"),
+        ("store pause nvme0", StorePause(backend="nvme0"), "store pause nvme0"),
+        (
+            "store add c0 valkey redis://host/0 --write always",
+            StoreAdd(backend="c0", kind="valkey", url="redis://host/0", write="always"),
+            "store add c0 valkey redis://host/0 --write always",
+        ),
+        ("store add c0 memory", StoreAdd(backend="c0", kind="memory"), "store add c0 memory"),
         ("priority r-1 5", Priority(request="r-1", priority=5), "priority r-1 5"),
         (
             "abort r-1 r-2 r-1 r-4",
@@ -242,17 +252,51 @@ def test_tab_completes_as_a_shell_does():
         return completion.complete(line, None, commands.NAMES)
 
     step = completion.advance(completion.Completion(), "st", find, 1)
-    assert (step.line, step.candidates) == ("st", ("stop", "stacks", "streams")), "they share no more than is written"
+    found = ("stop", "store", "stacks", "streams")
+    assert (step.line, step.candidates) == ("st", found), "they share no more than is written"
     seen = []
-    for _ in range(4):
+    for _ in range(5):
         step = completion.advance(step, step.line, find, 1)
         seen.append(step.line)
-    assert seen == ["stop", "stacks", "streams", "stop"]
+    assert seen == ["stop", "store", "stacks", "streams", "stop"]
     assert completion.advance(step, step.line, find, -1).line == "streams"
     assert completion.advance(completion.Completion(), "set", find, 1).candidates == ("set-memory", "set")
     assert completion.advance(completion.Completion(), "sw", find, 1).line == "swap-", "what all share"
     assert completion.advance(completion.Completion(), "pree", find, 1) == completion.Completion("preempt ")
     assert completion.advance(completion.Completion(), "zzz", find, 1) == completion.Completion("zzz")
+
+
+def test_a_shell_line_has_no_password():
+    verb = commands.parse("store add c0 valkey redis://:pw@host/0")
+    assert isinstance(verb, StoreAdd) and verb.url == "redis://:pw@host/0"
+    assert commands.cli_line(verb, "") == "ppconsole store add c0 valkey redis://host/0"
+
+
+def test_a_verb_of_two_words_is_completed_word_by_word():
+    picture = snapshots.snapshot(2, 3)
+    picture.tiers = TiersInfo(
+        backends=[BackendInfo(name=name, kind="files", url="/kv", write="reused", quota_bytes=1) for name in ("a", "b")]
+    )
+
+    def found(line, role="admin"):
+        return completion.complete(line, picture, commands.names_for(role))
+
+    assert found("sto") == ["stop", "store"] and found("sto", "operator") == ["store"]
+    assert found("store p") == ["store pause"] and not found("store rem", "operator")
+    assert found("store pause ") == ["store pause a", "store pause b"]
+    assert found("store add x files --w") == ["store add x files --write"]
+    assert found("store add --write r") == ["store add --write reused"]
+
+
+def test_keys_act_on_the_selected_backend_and_pause_resumes_a_paused_one():
+    picture = snapshots.snapshot(2, 3)
+    paused = BackendInfo(name="a", kind="files", url="/kv", write="reused", quota_bytes=1, state="paused")
+    picture.tiers = TiersInfo(backends=[paused, msgspec.structs.replace(paused, name="b", state="open")])
+    assert commands.of_key("store-pause", picture, [], None, backend="a") == StoreResume(backend="a")
+    assert commands.of_key("store-pause", picture, [], None, backend="b") == StorePause(backend="b")
+    assert commands.of_key("store-add", picture, [], None, backend="b") == "store add"
+    with pytest.raises(commands.UsageError, match="store pause acts on a backend, and none is selected"):
+        commands.of_key("store-pause", picture, [], None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
@@ -10,6 +12,7 @@ from ppengine.protocol.control import Command, Failed, Fetch, Fetched, Inspect, 
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import MAX_STOP_TOKENS, SamplingParams
+from ppengine.protocol.store_verbs import StoreAdd, StorePause, StoreVerb
 from ppengine.protocol.verb_table import ROWS
 from ppengine.protocol.verbs import (
     MESSAGES,
@@ -415,6 +418,13 @@ def test_every_verb_for_the_core_has_a_handler_and_any_other_is_refused():
     assert refusal(world.say(Continue(stage=0))) == ("UNSUPPORTED", "continue is not for the core")
 
 
+def test_an_engine_without_tiers_refuses_verbs_on_backends_with_the_remedy():
+    world = CoreWorld()
+    for verb in (StorePause(backend="nvme0"), StoreAdd(backend="nvme0", kind="files", url="/data/kv")):
+        code, text = refusal(world.say(verb))
+        assert code == "UNSUPPORTED" and text.startswith("tiers.host is false in the profile; set it to true")
+
+
 def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
     world = CoreWorld()
     world.submit(name="a", max_tokens=30)
@@ -431,7 +441,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
         assert isinstance(answer, Outcome), (verb, answer)
         assert answer.state == "planned" and answer.text == answer.plan[0] and answer.op == ""
         plans[type(verb)] = answer
-    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release, Kick}
+    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release, Kick, *get_args(StoreVerb)}
     assert (plans[Abort].request, plans[Abort].revision, plans[Submit].request) == ("a", before[0][2], None)
     assert [(request.id, request.state, request.revision) for request in world.engine.requests.live()] == before
     assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"

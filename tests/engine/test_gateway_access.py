@@ -4,6 +4,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import zmq
@@ -32,6 +33,7 @@ from ppengine.protocol.control import (
 from ppengine.protocol.json_files import decode_json
 from ppengine.protocol.keys import Keypair, keys_dir, own_keypair, public_key
 from ppengine.protocol.past_files import ListPast, PastListed, PastPart, ReadPast
+from ppengine.protocol.store_verbs import StoreAdd, StoreVerb
 from ppengine.protocol.verb_table import ROWS, covers
 from ppengine.protocol.verbs import (
     Abort,
@@ -69,6 +71,8 @@ VERBS = {
     "check": SetCheck(check="finite"), "restart-stage": RestartStage(stage=0), "cordon": Cordon(stage=0),
     "fault": Fault(kind="sigstop"), "clear-faults": ClearFaults(), "lease": Lease(action="release"),
     "limit": Limit(client="ann", limit="8"), "kick": Kick(client="ann"), "drain-client": DrainClient(client="ann"),
+    "store-add": StoreAdd(backend="b", kind="files", url="/kv"),
+    **{verb.__struct_config__.tag: verb(backend="b") for verb in get_args(StoreVerb) if verb is not StoreAdd},
 }  # fmt: skip
 QUIET_MS = 400
 """Milliseconds without an answer after which a peer counts as refused; an allowed one has it within five."""

@@ -51,7 +51,7 @@ def test_an_argument_fits_its_field(name, argument):
     if argument.kind == "flag":
         assert field.default is argument.negates
     if not argument.option:
-        assert field.required or field.type == (str | None) or field.default == "on"
+        assert field.required or argument.optional or field.type == (str | None) or field.default == "on"
 
 
 def test_every_message_can_be_written_by_its_row():

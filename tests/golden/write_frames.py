@@ -17,6 +17,7 @@ from ppengine.protocol import frames
 from ppengine.protocol.control import FromBulk, FromGateway, Inspected, ToBulk, ToGateway
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Events, Snapshot
+from ppengine.protocol.store_verbs import StoreAdd
 from ppengine.protocol.verbs import Limit, Many
 
 FOLDER = Path(__file__).parent
@@ -32,10 +33,12 @@ CHOSEN: dict[type, dict[str, Any]] = {
                      "logit_bias": {4: -2.5}, "allowed_token_ids": [4, 5, 6], "bad_words": ["bad"],
                      "bad_words_ids": [[5, 6]]},
     Limit: {"client": "ann", "limit": "60/min"},
+    StoreAdd: {"backend": "nvme0", "kind": "files", "url": "/data/kv", "quota_gib": 1.5,
+               "write": "evicted", "timeout_ms": 7},
     Many: {"verbs": [{"type": "abort", "request": "r-1"}, {"type": "abort", "request": "r-2"}], "revisions": [1, None]},
 }  # fmt: skip
 """Values of the types whose fields depend on each other."""
-VALUES: dict[str, Any] = {"share": 0.5, "utilization": 0.5, "ttl_s": 60.0, "client": "ann"}
+VALUES: dict[str, Any] = {"share": 0.5, "utilization": 0.5, "ttl_s": 60.0, "client": "ann", "backend": "nvme0"}
 """Values of fields with limits that their type does not have."""
 
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from ppengine.protocol.verb_table import ROWS, Row
@@ -28,7 +29,7 @@ COMMANDS = {
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "history": "recordings", "stacks": "inspecting",
-    "streams": "streams", "topology": "topology_command", "clients": "clients_command",
+    "streams": "streams", "topology": "topology_command", "clients": "clients_command", "store": "store_commands",
     "record": "recordings", "replay": "recordings", "export": "exporting", "bench": "serving", "plan": "serving",
     "help": "helping",
 }  # fmt: skip
@@ -76,9 +77,18 @@ def ppconsole(context: click.Context, engine: str | None) -> None:
     command = ppconsole.get_command(context, verb)
     if engine is None or command is None:
         return
-    if all(parameter.name != "engine" for parameter in command.params):
+    defaults = _engine_of(command, engine)
+    if not defaults:
         raise click.UsageError(f"{verb} is about no running engine: -e {engine} has no meaning for it.")
-    context.default_map = {verb: {"engine": engine}}
+    context.default_map = {verb: defaults}
+
+
+def _engine_of(command: click.Command, engine: str) -> dict[str, Any]:
+    """Return the defaults that make `engine` the one of a command, or of those in a group; empty: they take none."""
+    if isinstance(command, click.Group):
+        inner = {name: _engine_of(each, engine) for name, each in command.commands.items()}
+        return {name: defaults for name, defaults in inner.items() if defaults}
+    return {"engine": engine} if any(parameter.name == "engine" for parameter in command.params) else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -105,7 +105,8 @@ def _is_number(argument: Argument) -> bool:
 
 def _parameter(argument: Argument) -> click.Parameter:
     if not argument.option:
-        return click.Argument([argument.name], type=_type(argument), metavar=argument.metavar)
+        required = not argument.optional
+        return click.Argument([argument.name], type=_type(argument), metavar=argument.metavar, required=required)
     # click takes an explicit default of None for a value, and the option for given.
     default = {} if argument.default is None else {"default": argument.default, "show_default": True}
     return click.Option(
@@ -171,11 +172,13 @@ def form(row: Row) -> str:
 def _value_name(argument: Argument) -> str:
     if argument.kind == "request":
         return "REQUEST..."
-    return "|".join(argument.choices) or argument.metavar or argument.name.upper()
+    name = "|".join(argument.choices) or argument.metavar or argument.name.upper()
+    return f"[{name}]" if argument.optional else name
 
 
 def words_of(verb: Verb) -> list[str]:
-    """Return the words of the CLI that make `verb`; options at their defaults are left out."""
+    """Return the words of the CLI that make `verb`; options at their defaults are left out, and a password is, too."""
+    from ppengine.protocol.backend_fields import without_secrets
     from ppengine.protocol.verbs import Many, default_of, row_of, value_of
 
     one = verb.verbs[0] if isinstance(verb, Many) else verb
@@ -184,7 +187,10 @@ def words_of(verb: Verb) -> list[str]:
     def values(argument: Argument) -> list[str]:
         if isinstance(verb, Many) and argument.kind == "request":
             return verb.requests
-        return [_text(value_of(one, argument.field))]
+        value = value_of(one, argument.field)
+        if argument.optional and value == default_of(one, argument.field):
+            return []
+        return [without_secrets(value) if argument.kind == "url" else _text(value)]
 
     # A positional word that begins with a dash, except a number, is no option behind `--` alone.
     plain = [(argument, values(argument)) for argument in row.arguments if not argument.option]

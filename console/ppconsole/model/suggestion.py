@@ -6,6 +6,8 @@ import re
 import shlex
 from typing import NamedTuple
 
+from ppengine.protocol.verb_table import ROWS
+
 from ppconsole.model.safe import clean
 
 _OURS = re.compile(r"ppconsole ([^();]+)")
@@ -22,8 +24,9 @@ class Suggestion(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The command's name, empty without one."""
-        return self.words[0] if self.words else ""
+        """The command's name, of some two words; empty without one."""
+        two = " ".join(self.words[:2])
+        return two if any(row.words == two for row in ROWS.values()) else self.words[0] if self.words else ""
 
     @property
     def is_shell(self) -> bool:

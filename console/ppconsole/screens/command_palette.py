@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from ppengine.protocol.verb_table import ROWS, covers
+from ppengine.protocol.verb_table import covers
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from ppconsole.screens.console import Console
@@ -19,7 +19,7 @@ class ConsoleCommands(Provider):
         """Yield (name, help, action)."""
         console: Console = self.app  # type: ignore[assignment]
         for name, usage in VERBS.items():
-            if not console.model.state.read_only and covers(console.model.state.role, ROWS[name].role):
+            if not console.model.state.read_only and covers(console.model.state.role, usage.row.role):
                 yield name, usage.text, partial(console.navigation.begin_command, name, " " in usage.form)
         for name, text in SCREENS.items():
             yield name, text, partial(console.navigation.run_line, name)

@@ -30,6 +30,8 @@ class Selected(NamedTuple):
     """The selected rank of the stage; verbs act on the whole stage."""
     client: str | None = None
     """Name of the selected API key."""
+    backend: str | None = None
+    """Name of the selected backend of KV tiers."""
 
     @property
     def requests(self) -> tuple[str, ...]:

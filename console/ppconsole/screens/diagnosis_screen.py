@@ -69,7 +69,8 @@ class DiagnosisScreen(Reader):
         """Return why the suggested fix cannot be run now; empty if it can."""
         model, verdict = self.console.model, self._present()
         name = suggestion(verdict.suggest).name if verdict is not None else ""
-        return model.verbs_off() or (model.refusal(name) if name in commands.VERBS else "")
+        usage = commands.VERBS.get(name)
+        return model.verbs_off() or (model.refusal(usage.row.name) if usage is not None else "")
 
     def shown_keys(self) -> tuple[Key, ...]:
         """Return the keys; those that act only while there is something to do."""

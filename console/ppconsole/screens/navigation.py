@@ -174,7 +174,7 @@ class Navigator:
             return None
         selected = screen.selected()
         try:
-            return commands.of_key(name, snapshot, selected.requests, selected.stage, selected.client)
+            return commands.of_key(name, snapshot, selected.requests, selected.stage, selected.client, selected.backend)
         except commands.UsageError as error:
             self._console.report(str(error), bad=True)
             return None

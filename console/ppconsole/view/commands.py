@@ -35,19 +35,24 @@ class Usage(NamedTuple):
 
     form: str
     text: str
+    row: Row
 
 
 VERBS: dict[str, Usage] = {
-    row.name: Usage(grammar.form(row), row.help) for row in ROWS.values() if row.typed and row.runs != "faults"
+    row.words: Usage(grammar.form(row), row.help, row) for row in ROWS.values() if row.typed and row.runs != "faults"
 }
-"""Verbs that the console offers. The line takes faults too, but completion and palette do not suggest them."""
+"""Verbs that the console offers, by the words that they begin with.
+
+The line takes faults too, but completion and palette do not suggest them.
+"""
 SCREENS: dict[str, str] = {
     "stacks": "stacks of stages and core", "logs": "log lines of all processes", "events": "all events",
     "finished": "requests that have ended", "incidents": "faults that were", "history": "the last hour, to go back in",
     "diagnosis": "which stage is stuck, and why",
     "streams": "streams, live checks and their findings",
     "topology": "places, their neighbours, cards and links",
-    "clients": "API keys and routes of the HTTP port", "show": "one request in detail: show REQUEST",
+    "clients": "API keys and routes of the HTTP port",
+    "show": "one request in detail: show REQUEST",
     "mark": "mark the requests that a filter matches: mark FILTER",
     "trends": "rates, queues, KV use and swaps of the last hour",
     "sort": "sort the table: sort COLUMN; once more reverses it",
@@ -62,14 +67,14 @@ NAMES = (*VERBS, *SCREENS)
 
 def names_for(role: Role) -> tuple[str, ...]:
     """Return the words that a command line may begin with, without the verbs that `role` does not cover."""
-    return (*(name for name in VERBS if covers(role, ROWS[name].role)), *SCREENS)
+    return (*(name for name, usage in VERBS.items() if covers(role, usage.row.role)), *SCREENS)
 
 
 _TARGETS: dict[Target, str] = {
     "submission": "a new request", "request": "request {0.request}", "requests": "{count} requests",
     "stage": "stage {0.stage}",
     "memory": "memory of all stages", "check": "the {0.check} check of all stages",
-    "client": "client {0.client}", "engine": "the engine",
+    "client": "client {0.client}", "backend": "backend {0.backend}", "engine": "the engine",
 }  # fmt: skip
 
 
@@ -123,9 +128,9 @@ def _built(
         return Asked(_on_requests(row.name, values, requests), choice)
     except click.UsageError as error:
         text = " ".join(error.format_message().split()).rstrip(".")
-        raise UsageError(f"{row.name}: {text}; it is written: {grammar.form(row)}") from None
+        raise UsageError(f"{row.words}: {text}; it is written: {grammar.form(row)}") from None
     except (ValueError, LookupError) as error:
-        raise UsageError(f"{row.name}: {error}") from None
+        raise UsageError(f"{row.words}: {error}") from None
 
 
 def _chosen(
@@ -183,8 +188,9 @@ def sort_column(word: str, columns: Sequence[str]) -> str:
 
 
 def of_key(
-    name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | None, client: str | None = None
-) -> Verb | str:
+    name: str, snapshot: Snapshot, requests: Sequence[str], stage: int | None, client: str | None = None,
+    backend: str | None = None,
+) -> Verb | str:  # fmt: skip
     """Return the verb of a key on the selection; a string is the beginning of a line that needs more words.
 
     Raises UsageError where there is nothing to act on.
@@ -205,6 +211,12 @@ def of_key(
         if not client:
             raise UsageError(f"{name} acts on a client, and none is selected")
         values["client"] = client
+    elif row.target == "backend" and name != "store-add":
+        if not backend:
+            raise UsageError(f"{row.words} acts on a backend, and none is selected")
+        values["backend"] = backend
+        if name == "store-pause" and _is_paused(snapshot, backend):
+            name = "store-resume"
     if name == "pause" and engine.state == "paused":
         name = "resume"
     elif name == "drain":
@@ -212,8 +224,13 @@ def of_key(
     elif name == "cordon":
         values["undo"] = any(each.index == stage and each.cordon is not None for each in snapshot.stages)
     if any(not argument.option and argument.name not in values for argument in row.arguments):
-        return " ".join([name, *map(str, values.values())])
+        return " ".join([row.words, *map(str, values.values())])
     return build(name, values)
+
+
+def _is_paused(snapshot: Snapshot, name: str) -> bool:
+    backends = [] if snapshot.tiers is None else snapshot.tiers.backends
+    return any(each.name == name and each.state == "paused" for each in backends)
 
 
 def _only_halted(snapshot: Snapshot) -> int | None:

@@ -32,10 +32,14 @@ class Completion(NamedTuple):
 def complete(line: str, snapshot: Snapshot | None, commands: Sequence[str], columns: Sequence[str] = ()) -> list[str]:
     """Return the lines that `line` may become: its last word completed to each command, option, value or id.
 
-    `columns`: those that sort the table of the screen.
+    `commands`: some have two words. `columns`: those that sort the table of the screen.
     """
     head, space, last = line.rpartition(" ")
-    options = _candidates(head.split(), last, snapshot, columns) if head.strip() else commands
+    words = head.split()
+    options: Sequence[str] = [command.partition(" ")[0] for command in commands]
+    if words:
+        second = [command.partition(" ")[2] for command in commands if command.startswith(f"{words[0]} ")]
+        options = second if second and len(words) == 1 else _candidates(words, last, snapshot, columns)
     return [f"{head}{space}{clean(option)}" for option in dict.fromkeys(options) if option.startswith(last)]
 
 
@@ -98,9 +102,10 @@ def _candidates(words: list[str], last: str, snapshot: Snapshot | None, columns:
         return _values(_REQUEST, snapshot) if len(words) == 1 else []
     if words[0] == "set":
         return NAMES if len(words) == 1 else _option_values(words[1:])
-    row = ROWS.get(words[0])
+    row = ROWS.get(words[0]) or next((each for each in ROWS.values() if each.words.split() == words[:2]), None)
     if row is None:
         return []
+    words = words[len(row.words.split()) - 1 :]
     arguments = (*row.arguments, *choosing.ARGUMENTS) if row.target == "request" else row.arguments
     valued = {argument.option: argument for argument in arguments if argument.option and argument.kind != "flag"}
     if words[-1] in valued:
@@ -131,6 +136,8 @@ def _values(argument: Argument, snapshot: Snapshot | None) -> list[str]:
         return sorted({shlex.quote(request.owner) for request in snapshot.requests if request.state != "finished"})
     if argument.kind == "client" and snapshot is not None:
         return sorted({shlex.quote(client.key) for client in snapshot.clients})
+    if argument.kind == "backend" and snapshot is not None and snapshot.tiers is not None:
+        return [backend.name for backend in snapshot.tiers.backends]
     if argument.kind == "stage" and snapshot is not None:
         return [str(index) for index in sorted({stage.index for stage in snapshot.stages})]
     return list(argument.choices)

@@ -57,7 +57,7 @@ def on_stage(stage: int | None) -> tuple[Key, ...]:
 
 def diagnosis_keys(suggested: str, stage: int | None) -> tuple[Key, ...]:
     """Return the keys of a diagnosis: the suggested command, and the verbs on the root stage."""
-    row = ROWS.get(suggested.partition(" ")[0])
+    row = next((each for each in ROWS.values() if f"{suggested} ".startswith(f"{each.words} ")), None)
     least = _OPERATOR if row is None else row.role
     first: tuple[Key, ...] = (("⏎", suggested, least),) if suggested else ()
     verbs = on_stage(stage) if stage is not None else ()
@@ -175,6 +175,8 @@ def _size(key: Key) -> int:
     return width_of(key[0]) + width_of(key[1]) + 2
 
 
+_PAGES: tuple[Target, ...] = ("client", "backend")
+"""Targets whose keys are on a page of their own."""
 _PROMPT_KEY = "i"
 _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("MOVE", (
@@ -183,7 +185,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         ("Enter", "show it in detail"), ("Esc", "back"),
     )),
     ("VERBS  each shows its plan and waits for a confirm", (
-        *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None and row.target != "client"),
+        *((row.key.key, row.key.help) for row in ROWS.values() if row.key is not None and row.target not in _PAGES),
         (":", "command line"),
         (":abort", "many: --owner, --older"),
     )),
@@ -217,7 +219,8 @@ _TWO_COLUMNS, _KEY_CELL = 78, 14
 
 def _helped(role: Role) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
     """Yield the sections of the help, without the keys of verbs that `role` does not cover."""
-    leasts = {row.key.key: row.role for row in ROWS.values() if row.key is not None}
+    rows = [row for row in ROWS.values() if row.target not in _PAGES]
+    leasts = {row.key.key: row.role for row in rows if row.key is not None}
     refused = {key for key, least in leasts.items() if not covers(role, least)}
     if not covers(role, ROWS["submit"].role):
         refused.add(_PROMPT_KEY)

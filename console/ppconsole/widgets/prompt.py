@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from ppengine.protocol.backend_fields import without_secrets
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -206,8 +207,9 @@ class PromptLine(Horizontal):
         mode, text = self.mode, self.input.value
         self.input.show("")
         history = self._history.setdefault(mode, [])
-        if text and (not history or history[-1] != text):
-            history.append(text)
+        kept = " ".join(map(without_secrets, text.split(" "))) if mode == "command" else text
+        if kept and (not history or history[-1] != kept):
+            history.append(kept)
             del history[:-MAX_HISTORY]
         self._at = len(history)
         self.post_message(self.Given(mode, text))

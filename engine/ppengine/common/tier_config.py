@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-BackendName = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[a-z0-9][a-z0-9_-]{0,31}\Z",
-        description="1 to 32 small letters, digits, '_' and '-', with no sign first",
-    ),
-]
+from ppengine.protocol.backend_fields import (
+    BackendKind,
+    BackendName,
+    BackendUrl,
+    QuotaGib,
+    TimeoutMs,
+    WritePolicy,
+)
+
+__all__ = ["BACKENDS_MOST", "BackendConfig", "BackendName", "TierConfig"]
+
 BACKENDS_MOST = 8
-WritePolicy = Literal["always", "reused", "evicted"]
 
 
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One backend of the stores."""
 
-    kind: Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z", description="1 to 32 small letters, digits and '_'")]
+    kind: BackendKind
     """`memory`, `files`, `valkey`, `s3`, or the name of an installed backend."""
-    url: Annotated[str, Meta(max_length=4096)] = ""
+    url: BackendUrl = ""
     """Its place: a folder of `files`, `redis://HOST:PORT/0`, `s3://BUCKET/PREFIX`."""
-    quota_gib: Annotated[float, Meta(gt=0, le=2**20)] = 16.0
+    quota_gib: QuotaGib = 16.0
     """Most bytes that it keeps for all places together; the least recently used chunks go first."""
     write: WritePolicy = "reused"
     """Chunks that it gets: always; reused: at the second use; evicted: before their host slots are."""
-    timeout_ms: Annotated[int, Meta(ge=1, le=600_000)] = 2000
+    timeout_ms: TimeoutMs = 2000
     """Milliseconds for one call."""
 
 

@@ -30,6 +30,7 @@ from ppengine.core.submission_steps import Submission, SubmissionSteps
 from ppengine.core.submissions import Submissions
 from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.reports import Attended
+from ppengine.protocol.store_verbs import StoreVerb
 from ppengine.protocol.verb_table import covers
 from ppengine.protocol.verbs import (
     Cordon,
@@ -95,6 +96,7 @@ class Commands:
             Limit: self._rules.plan_limit,
             Kick: self._rules.plan_kick,
             DrainClient: self._rules.plan_drain,
+            **dict.fromkeys(get_args(StoreVerb), self._plan_store),
             Stop: self._plan_stop,
         }
         """Handler of each verb's message type."""
@@ -297,6 +299,13 @@ class Commands:
                 self.settle()
 
         return Plan([line], begin, target="--undo" if verb.undo else None)
+
+    def _plan_store(self, verb: StoreVerb, command: Command) -> Plan:
+        """Refuse a verb on backends: this engine keeps none. Raises CommandError."""
+        if not self._config.profile.tiers.host:
+            text = "tiers.host is false in the profile; set it to true and start the engine again"
+            raise CommandError("UNSUPPORTED", text)
+        raise CommandError("NOT_FOUND", f"there is no backend {verb.backend}")
 
     def _plan_stop(self, verb: Stop, command: Command) -> Plan:
         left = len(self._requests.live())

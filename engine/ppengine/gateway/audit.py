@@ -2,7 +2,7 @@
 
 It lies in `<run folder>/audit.jsonl` (0600); when the engine has ended, its newest 4 MiB are among the kept files. With
 PPCONSOLE_AUDIT_DIR set to a folder, every line is appended to `<folder>/<engine name>-<engine id>.jsonl` too. Prompts
-are not written, only their lengths.
+are not written, only their lengths; a backend's place is written without its password.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
+from ppengine.protocol.backend_fields import without_secrets
 from ppengine.protocol.control import Command
+from ppengine.protocol.store_verbs import StoreAdd
 from ppengine.protocol.verbs import Many, Submit, label_of, name_of
 
 KEEP_VARIABLE = "PPCONSOLE_AUDIT_DIR"
@@ -217,6 +219,8 @@ def _arguments(command: Command) -> dict[str, Any]:
         return {"verb": label_of(many), "count": len(many.verbs), "requests": many.requests, **shared}
     arguments: dict[str, Any] = msgspec.to_builtins(command.verb)
     arguments.pop("type", None)
+    if isinstance(command.verb, StoreAdd):
+        arguments["url"] = without_secrets(command.verb.url)
     if isinstance(command.verb, Submit):
         for field in ("prompt", "prompt_token_ids"):
             value = arguments.pop(field, None)

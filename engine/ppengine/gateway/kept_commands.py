@@ -8,7 +8,9 @@ from typing import Literal, cast
 import msgspec
 
 from ppengine.gateway.audit import Entry, entry_of
+from ppengine.protocol.backend_fields import without_secrets
 from ppengine.protocol.control import Accepted, Command, Deferred, ErrorCode, Outcome, Refused, Reply
+from ppengine.protocol.store_verbs import StoreAdd
 from ppengine.protocol.verb_table import ROWS, Row
 from ppengine.protocol.verbs import Many, label_of, row_of
 
@@ -47,15 +49,17 @@ class Kept(msgspec.Struct):
 
 
 def brief(command: Command) -> str:
-    """Return `set-memory 0.6`: the verb and its short arguments, no prompt."""
-    row = row_of(command.verb)
+    """Return `set-memory 0.6`: the verb and its short arguments, no prompt and no password."""
+    row, verb = row_of(command.verb), command.verb
     if row.target == "submission":
         return row.name
     if isinstance(command.verb, Many):
         return f"{label_of(command.verb)} {len(command.verb.verbs)} requests"
-    values = msgspec.structs.astuple(command.verb)
+    if isinstance(verb, StoreAdd):
+        return " ".join(filter(None, [row.words, verb.backend, verb.kind, without_secrets(verb.url)]))
+    values = msgspec.structs.astuple(verb)
     words = [value for value in values if value is not None and not isinstance(value, bool)]
-    return " ".join([row.name, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
+    return " ".join([row.words, *(f"{word:g}" if isinstance(word, float) else str(word) for word in words)])
 
 
 def is_end(reply: Reply) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from ppengine.common.config import EngineConfig
 from ppengine.gateway.audit import audit_file
 from ppengine.protocol import frames
+from ppengine.protocol.backend_fields import without_secrets
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import AboutDetail, AuditDetail, FaultDetail, FindingsDetail, LogsDetail
 from ppengine.protocol.log_tail import LINES_MOST, last_lines, tail
@@ -63,9 +64,12 @@ class LocalAnswers:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 versions[name] = "not installed"
+        profile = msgspec.to_builtins(self._config.profile)
+        for backend in profile["tiers"]["backends"].values():
+            backend["url"] = without_secrets(backend["url"])
         return AboutDetail(
             versions=versions,
-            profile=msgspec.to_builtins(self._config.profile),
+            profile=profile,
             platform=platform.platform(),
             host=socket.gethostname(),
             started_wall=self._config.started_wall,

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 Kind = Literal[
     "text", "prompt", "request", "stage", "integer", "number", "utilization", "texts", "ids", "biases", "flag",
-    "duration", "client",
+    "duration", "client", "backend", "url",
 ]  # fmt: skip
 Role = Literal["viewer", "operator", "admin"]
 """Rights of a key, each with those of the ones before it."""
-Target = Literal["submission", "request", "requests", "stage", "memory", "check", "client", "engine"]
+Target = Literal["submission", "request", "requests", "stage", "memory", "check", "client", "backend", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,11 @@ class Argument:
     default: Any = None
     """Default to show in the help, equal to the message's; None shows none."""
     required: bool = False
-    """Whether an option must be given; a positional word always must."""
+    """Whether an option must be given; a positional word must, unless it is `optional`."""
     negates: bool = False
     """Whether the flag clears its field."""
+    optional: bool = False
+    """Whether a positional word may be left out."""
 
     @property
     def name(self) -> str:
@@ -104,6 +106,7 @@ def covers(role: Role, least: Role) -> bool:
 _REQUEST = Argument("request", "request")
 _STAGE = Argument("stage", "stage")
 _CLIENT = Argument("client", "client")
+_BACKEND = Argument("backend", "backend", metavar="NAME")
 
 _SUBMIT = Row(
     "submit", "submit a prompt and print its text as it comes", target="submission", leased="free",
@@ -304,6 +307,53 @@ _CLIENTS = (
     ),
 )  # fmt: skip
 
+_STORES = (
+    Row(
+        "store-add", "add a backend of KV tiers while the engine runs", target="backend", needs="loaded", role="admin",
+        written="store add",
+        arguments=(
+            _BACKEND,
+            Argument("kind"),
+            Argument("url", "url", optional=True),
+            Argument("quota_gib", "number", "--quota-gib", "Most GiB that it keeps.", default=16.0, metavar="N"),
+            Argument(
+                "write", option="--write", choices=("always", "reused", "evicted"), default="reused",
+                help="Chunks that it gets: all; at the second use; before their host slots are evicted.",
+            ),
+            Argument("timeout_ms", "integer", "--timeout-ms", "Milliseconds for one call.", default=2000, metavar="MS"),
+        ),
+        more="""NAME is 1 to 32 small letters, digits, `_` and `-`. KIND and URL are those of the profile: `files
+    /data/kv`, `valkey redis://HOST:6379/0`, `s3 s3://BUCKET/PREFIX`. URL `-` reads it from stdin, so that no list of
+    processes has its password. It lasts until the engine ends; a profile keeps a backend for good.""",
+        key=Key("A", "add", "add a backend"),
+    ),
+    Row(
+        "store-pause", "neither read nor write a backend; its chunks stay", (_BACKEND,), "backend", needs="loaded",
+        written="store pause", key=Key("p", "pause", "pause or resume"),
+    ),
+    Row(
+        "store-resume", "use a backend again: ends a pause, a drain and an open breaker", (_BACKEND,), "backend",
+        needs="loaded", written="store resume", key=Key("r", "resume", "use it again"),
+    ),
+    Row(
+        "store-drain", "write nothing new to a backend, and read it on", (_BACKEND,), "backend", needs="loaded",
+        written="store drain", more="`store resume` ends it.", key=Key("B", "drain", "read it, write nothing new"),
+    ),
+    Row(
+        "store-remove", "forget a backend; its chunks stay where they are", (_BACKEND,), "backend", needs="loaded",
+        role="admin", written="store remove", key=Key("X", "remove", "forget it, keep its chunks"),
+    ),
+    Row(
+        "store-test", "write, read, compare and delete one object in a backend", (_BACKEND,), "backend",
+        needs="loaded", written="store test", more="Every place does it. A paused backend can be tested, too.",
+        key=Key("t", "test", "write and read one object"),
+    ),
+    Row(
+        "store-clear", "delete all chunks of this model from a backend", (_BACKEND,), "backend", needs="loaded",
+        role="admin", ends_within_s=900.0, written="store clear", key=Key("C", "clear", "delete its chunks"),
+    ),
+)  # fmt: skip
+
 _FAULTS = (
     Row(
         "fault", "break something on purpose, by KIND", runs="faults", role="admin",
@@ -320,5 +370,7 @@ _FAULTS = (
     ),
 )  # fmt: skip
 
-ROWS: dict[str, Row] = {row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_CLIENTS, *_FAULTS)}
+ROWS: dict[str, Row] = {
+    row.name: row for row in (_SUBMIT, *_REQUESTS, *_ENGINE, *_STAGES, *_CLIENTS, *_STORES, *_FAULTS)
+}
 """Every verb by name, in the order of the help."""

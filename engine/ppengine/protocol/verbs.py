@@ -11,6 +11,7 @@ import msgspec
 from ppengine.protocol.error_text import shown
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.store_verbs import StoreVerb
 from ppengine.protocol.verb_table import ROWS, Row
 
 PRIORITY_MOST = 2**31 - 1
@@ -252,7 +253,7 @@ class Many(msgspec.Struct, tag="many", kw_only=True, forbid_unknown_fields=True)
 
 Verb = (
     Submit | RequestVerb | Many | SetMemory | Pause | Resume | Drain | Stop | Continue | SetCheck | RestartStage
-    | Cordon | Limit | Kick | DrainClient | Fault | ClearFaults | Lease
+    | Cordon | Limit | Kick | DrainClient | StoreVerb | Fault | ClearFaults | Lease
 )  # fmt: skip
 """The allow-list: a command can ask for nothing else."""
 
@@ -283,8 +284,8 @@ def name_of(verb: Verb) -> str:
 
 
 def label_of(verb: Verb) -> str:
-    """Return the name to show: of many verbs, that of each."""
-    return name_of(verb.verbs[0] if isinstance(verb, Many) else verb)
+    """Return the words to show, as they are typed: of many verbs, those of each."""
+    return row_of(verb.verbs[0] if isinstance(verb, Many) else verb).words
 
 
 def build(name: str, values: dict[str, Any]) -> Verb:

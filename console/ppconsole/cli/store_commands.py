@@ -1,0 +1,55 @@
+"""`store`: backends of KV tiers, and the verbs on them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from ppengine.protocol.verb_table import ROWS, Row
+
+from ppconsole.cli import exits
+from ppconsole.cli.effects import carry_out, help_of
+from ppconsole.cli.options import Common, Effect, effect_options
+from ppconsole.model.grammar import parameters
+
+
+@click.group("store")
+def store_command() -> None:
+    """Add and operate backends of KV tiers.
+
+    A backend keeps KV blocks outside of device and host, as files or in Valkey.
+    """
+
+
+def _url(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with the URL of stdin in the place of `-`. Raises Failure."""
+    if values.get("url") != "-":
+        return values
+    url = sys.stdin.readline().strip()
+    if not url:
+        raise exits.Failure("stdin has no URL", exits.USAGE)
+    return {**values, "url": url}
+
+
+def _verb_command(row: Row) -> click.Command:
+    """Return the command of a verb on a backend."""
+    name = row.words.split()[1]
+
+    @click.command(name, params=parameters(row), help=help_of(row))
+    @effect_options
+    def command(common: Common, effect: Effect, **values: Any) -> int:
+        from ppengine.protocol.verbs import build
+
+        try:
+            verb = build(row.name, _url(values))
+        except ValueError as error:
+            raise exits.Failure(str(error), exits.USAGE) from None
+        return carry_out(verb, common, effect)
+
+    return command
+
+
+for _row in ROWS.values():
+    if _row.target == "backend":
+        store_command.add_command(_verb_command(_row))
