@@ -76,6 +76,8 @@ RANKS = (
     Scene("rank-diagnosis", ("d",), "Diagnosis: the stopped rank, and the ranks that wait for it."),
 )
 """Each goes on from the one before: the rank stays selected."""
+FIXED = (Scene("tiers", ("V",), "Tiers, with fixed figures: device, host, backends and stores."),)
+"""Taken without an engine, from the snapshot of their tests."""
 HEALED = (Scene("incidents", ("I",), "Incidents: what happened, and how it ended."),)
 
 
@@ -85,12 +87,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pp-pictures-", dir="/tmp") as folder:
         for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
             os.environ[name] = folder
-        if not only or only - {scene.name for scene in RANKS}:
+        if not only or only - {scene.name for scene in (*RANKS, *FIXED)}:
             with served(Path(folder), "parallel.pipeline=4"), Load():
                 asyncio.run(take_all(only))
         if not only or only & {scene.name for scene in RANKS}:
             with served(Path(folder), "parallel.pipeline=2", "parallel.tensor=2"), Load():
                 asyncio.run(take_ranks(only))
+        if not only or only & {scene.name for scene in FIXED}:
+            asyncio.run(take_fixed())
     if not only:
         write_page()
     return 0
@@ -199,6 +203,19 @@ async def take(scenes: tuple[Scene, ...], only: set[str]) -> None:
                 await press(pilot, ("escape",) * 3 if scene.keys else ())
 
 
+async def take_fixed() -> None:
+    """Take the pictures of fixed figures."""
+    sys.path.insert(0, str(ROOT / "tests" / "console"))
+    from test_tiers import picture
+    from test_tui_console import console
+
+    for size in SIZES:
+        async with console(picture(), size=size) as rig:
+            for scene in FIXED:
+                await press(rig.pilot, scene.keys)
+                write_picture(scene, size, rig.app.export_screenshot(title=f"ppconsole, {size[0]}x{size[1]}"))
+
+
 async def press(pilot: Pilot[object], keys: tuple[str, ...]) -> None:
     """Press `keys`, one after the other as a hand does."""
     names = {" ": "space", "-": "minus", ":": "colon", ".": "full_stop", ">": "greater_than_sign", "/": "slash"}
@@ -226,7 +243,7 @@ def write_page() -> None:
     lines = ["# Screens", "", "Every screen in terminals of 80×24, 120×36 and 200×50 cells. The columns are in the"]
     lines += ["[handbook](handbook.md). `python docs/pictures/generate.py` took the pictures from a real engine of the"]
     lines += ["bundled model with four stages. Those of ranks are from one with two stages of two ranks.", ""]
-    for scene in (*CALM, *STUCK, *HEALED, *RANKS):
+    for scene in (*CALM, *STUCK, *HEALED, *RANKS, *FIXED):
         lines += [f"## {scene.name.capitalize()}", "", scene.caption, ""]
         for width, height in SIZES:
             lines += [f"![{scene.name} at {width}×{height}](pictures/{scene.name}-{width}x{height}.png)", ""]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import rank_snapshots
 import snapshots
+import test_tiers
 from cli_helpers import Cli
 from ppconsole.cli import render
 from ppconsole.cli.streams import device_lines, ledger_lines
@@ -30,6 +31,7 @@ from ppconsole.view import (
     stage_table,
     step_table,
     stream_table,
+    tiers_page,
     timeline,
     topology_page,
     wording,
@@ -140,6 +142,7 @@ RENDERED = {
     "diagnosis": lambda: diagnosis_rows(120) + diagnosis_rows(200),
     "streams": streams_rows,
     "topology": lambda: topology_page.rows(topology_of(rank_snapshots.on_cards()), 160),
+    "tiers": lambda: tiers_page.rows(test_tiers.picture(), 160),
     "clients": lambda: clients_page.rows([ClientInfo(key="http", route="/v1/completions")], 160),
 }
 

@@ -159,9 +159,10 @@ def pool_line(snapshot: Snapshot) -> str:
     queues = snapshot.queues
     first = snapshot.stages[0].kv_blocks if snapshot.stages else None
     cached, free = (_count(first.cached), _count(first.free)) if first else ("?", "?")
+    tiers = f" find {queues.finding} fetch {queues.fetching}" if queues.finding or queues.fetching else ""
     return (
         f"POOL cached {cached} free {free} | wait {queues.waiting} run {queues.running} swap {queues.swapped} "
-        f"held {queues.held} load {queues.loading} | preemptions {snapshot.preemptions_total}"
+        f"held {queues.held} load {queues.loading}{tiers} | preemptions {snapshot.preemptions_total}"
     )
 
 

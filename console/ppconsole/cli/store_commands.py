@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Any
 
@@ -10,16 +11,39 @@ from ppengine.protocol.verb_table import ROWS, Row
 
 from ppconsole.cli import exits
 from ppconsole.cli.effects import carry_out, help_of
-from ppconsole.cli.options import Common, Effect, effect_options
+from ppconsole.cli.options import Common, Effect, common_options, effect_options
+from ppconsole.cli.session import one_snapshot, print_json, run
 from ppconsole.model.grammar import parameters
+
+_LEAST, _PIPED = 60, 120
+"""Cells of a line at least, and if stdout is no terminal."""
 
 
 @click.group("store")
 def store_command() -> None:
-    """Add and operate backends of KV tiers.
+    """List, add and operate backends of KV tiers.
 
-    A backend keeps KV blocks outside of device and host, as files or in Valkey.
+    A backend keeps KV blocks outside of device and host, as files or in Valkey. `store ls` prints device, host and
+    backends.
     """
+
+
+@store_command.command("ls")
+@common_options
+def list_command(common: Common) -> None:
+    """Print device, host cache, backends and stores.
+
+    `ppconsole help BREAKER` explains a column.
+    """
+    from ppconsole.view.cells import text_of
+    from ppconsole.view.tiers_page import rows
+
+    snapshot = run(lambda: one_snapshot(common))
+    if common.json:
+        print_json(snapshot.tiers)
+    else:
+        width = max(_LEAST, shutil.get_terminal_size((_PIPED, 24)).columns)
+        click.echo("\n".join(text_of(line).rstrip() for line in rows(snapshot, width)))
 
 
 def _url(values: dict[str, Any]) -> dict[str, Any]:

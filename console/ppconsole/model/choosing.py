@@ -10,7 +10,7 @@ from ppengine.protocol.verb_table import Argument
 if TYPE_CHECKING:
     from ppengine.protocol.snapshot import RequestInfo, Snapshot
 
-STATES = ("waiting", "running", "swapped", "held", "loading")
+STATES = ("waiting", "running", "swapped", "held", "loading", "finding", "fetching")
 ARGUMENTS = (
     Argument("owner", option="--owner", metavar="NAME", help="All requests of this owner."),
     Argument("older", option="--older", metavar="AGE", help="All that are older: 90, 5m, 2h."),

@@ -7,7 +7,7 @@ from ppengine.protocol.snapshot import RequestInfo
 from ppconsole.model.filters import Field, Filter, parse
 from ppconsole.model.sorting import ARRIVAL, letters
 
-_STATES = ("running", "loading", "swapped", "held", "waiting", "finished")
+_STATES = ("running", "loading", "swapped", "held", "fetching", "finding", "waiting", "finished")
 """States in the order of the sorted table."""
 
 
@@ -26,7 +26,7 @@ FIELDS: dict[str, Field] = {
     for field in (
         Field("id", "text", lambda request: request.id, "id"),
         Field("owner", "text", lambda request: request.owner, "user or session"),
-        Field("state", "text", lambda request: request.state, "waiting, running, swapped, held, loading",
+        Field("state", "text", lambda request: request.state, "waiting, finding, fetching, running, ...",
               lambda request: _STATES.index(request.state)),
         Field("age", "seconds", lambda request: request.age_s, "time since submission"),
         Field("in", "count", lambda request: request.prompt_tokens, "prompt tokens"),

@@ -18,6 +18,7 @@ MAIN: list[BindingType] = [
     Binding("u", "ranks", "ranks of a stage", show=False),
     Binding("L", "look('topology')", "topology", show=False),
     Binding("K", "look('clients')", "clients of the HTTP port", show=False),
+    Binding("V", "look('tiers')", "tiers of KV blocks", show=False),
     Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
     Binding("e", "look('events')", "events", show=False), Binding("d", "look('diagnosis')", "diagnosis", show=False),
     Binding("v", "look('streams')", "streams", show=False), Binding("w", "look('engines')", "engines", show=False),

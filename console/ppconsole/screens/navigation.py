@@ -58,6 +58,7 @@ class Navigator:
         from ppconsole.screens.incidents_screen import IncidentsScreen
         from ppconsole.screens.request_screen import RequestScreen
         from ppconsole.screens.streams_screen import StreamsScreen
+        from ppconsole.screens.tiers_screen import TiersScreen
         from ppconsole.screens.topology_screen import TopologyScreen
 
         console = self._console
@@ -75,6 +76,7 @@ class Navigator:
             "finished": lambda: FinishedScreen(console),
             "topology": lambda: TopologyScreen(console),
             "clients": lambda: ClientsScreen(console),
+            "tiers": lambda: TiersScreen(console),
         }
         source = self._console.source
         if name == "incidents" and isinstance(source, LastHour) and source.copied:
@@ -193,6 +195,7 @@ class Navigator:
 
     def run_line(self, text: str) -> None:
         """Run a command line: the name of a screen, or a verb."""
+        text = commands.LINES.get(" ".join(text.split()), text)
         word, _, rest = text.partition(" ")
         word = commands.ALIASES.get(word, word)
         if word == "quit":

@@ -16,6 +16,9 @@ from ppconsole.view.cells import EMPTY, Row, clip, column_at, place, row
 from ppconsole.view.frame import Frame
 from ppconsole.view.stage_rows import NONE_OPENED, RowKey, StageRow
 
+_HOST_FROM = 6
+"""Least rows of the KV map with the host's slots below it."""
+
 
 class Picked(NamedTuple):
     """The selection of the operator."""
@@ -131,10 +134,12 @@ def right(
     tail = events.streams(stage.info, width, several(snapshot)) if stage is not None else []
     room = height - len(lines)
     reserved = len(tail) if frame.streams and room > 14 else 0
+    host = kvmap.host_rows(snapshot.tiers, width) if room - reserved >= _HOST_FROM else []
+    map_room = room - reserved - len(host)
     if frame.kv_map:
-        lines += kvmap.rows(blocks, width, room - reserved, picked.request)
+        lines += [*kvmap.rows(blocks, width, map_room, picked.request), *host]
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
     lines += [EMPTY] * (height - len(lines) - len(tail))
-    cells = kvmap.room(width, room - reserved) if frame.kv_map else 0
+    cells = kvmap.room(width, map_room) if frame.kv_map else 0
     return Beside([clip(line, width) for line in (*lines, *tail)], cells)

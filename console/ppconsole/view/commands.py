@@ -52,7 +52,7 @@ SCREENS: dict[str, str] = {
     "streams": "streams, live checks and their findings",
     "topology": "places, their neighbours, cards and links",
     "clients": "API keys and routes of the HTTP port",
-    "show": "one request in detail: show REQUEST",
+    "tiers": "host cache and backends of KV blocks", "show": "one request in detail: show REQUEST",
     "mark": "mark the requests that a filter matches: mark FILTER",
     "trends": "rates, queues, KV use and swaps of the last hour",
     "sort": "sort the table: sort COLUMN; once more reverses it",
@@ -61,13 +61,16 @@ SCREENS: dict[str, str] = {
 }  # fmt: skip
 ALIASES = {"q": "quit", "q!": "quit", "quit!": "quit", "explain": "diagnosis"}
 """Other names of screens."""
+_LIST_STORES = "store ls"
+LINES = {_LIST_STORES: "tiers", "store": "tiers"}
+"""Whole lines that open a screen."""
 NAMES = (*VERBS, *SCREENS)
 """Words that a command line may begin with, as completion offers them."""
 
 
 def names_for(role: Role) -> tuple[str, ...]:
     """Return the words that a command line may begin with, without the verbs that `role` does not cover."""
-    return (*(name for name, usage in VERBS.items() if covers(role, usage.row.role)), *SCREENS)
+    return (*(name for name, usage in VERBS.items() if covers(role, usage.row.role)), _LIST_STORES, *SCREENS)
 
 
 _TARGETS: dict[Target, str] = {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo
+from ppengine.protocol.tiers import PromptSources
 
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes
@@ -60,6 +61,8 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
     flight = " ".join(f"m{number}" for number in detail.in_flight) or "nothing in flight"
     rows += field("steps", flight, "", width)
     rows += grid(_request_numbers(detail), width)
+    if info is not None and info.sources is not None:
+        rows += field("came from", sources_text(info.sources, info.prompt_tokens), "", width)
     rows += [EMPTY, heading("TIMING", width), *grid(_request_timing(detail), width)]
     rows += [EMPTY, heading(f"BLOCK TABLE  {len(detail.block_table)} on the device", width)]
     rows += block_rows(detail.block_table, set(detail.shared_blocks), width)
@@ -107,6 +110,15 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
     if not problem:
         return [*rows, row(("  asking for the rest…", "dim"))]
     return [*rows, *field("the rest", f"is not kept: {problem}", "warn", width)]
+
+
+def sources_text(sources: PromptSources, prompt_tokens: int) -> str:
+    """Return the tokens of a start by their source: `prompt 8192: device 1024 · nvme0 2048 · computed 5120`."""
+    parts = [("device", sources.device), ("host", sources.host), *sources.backends.items()]
+    parts.append(("computed", sources.computed))
+    total = sum(count for _, count in parts)
+    word = "prompt" if total == prompt_tokens else "start"
+    return f"{word} {total}: {' · '.join(f'{clean(name)} {count}' for name, count in parts if count) or 'nothing yet'}"
 
 
 def _request_basics(info: RequestInfo, width: int) -> list[Row]:

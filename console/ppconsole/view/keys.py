@@ -46,6 +46,7 @@ def stage_keys(stage: int | None, *, ranked: bool = False) -> tuple[Key, ...]:
         ("⏎", "show", None), *((RANKS_KEY,) if ranked else ()), ("s", "stacks", None), ("l", "logs", None),
         ("d", "diagnosis", None), *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None),
         ("v", "streams", None), ("e", "events", None), ("L", "topology", None), ("K", "clients", None),
+        ("V", "tiers", None),
         *_verbs("engine"), (":", "command", None), ("F", "freeze", None), ("q", "quit", None),
     )  # fmt: skip
 
@@ -102,6 +103,12 @@ CLIENTS_KEYS: tuple[Key, ...] = tuple(
     for key in reader_keys((("↑↓", "choose", None), ("⏎", "its requests", None), *_verbs("client")), None)
     if key != ("↑↓", "scroll", None)
 )
+TIERS_KEYS: tuple[Key, ...] = tuple(
+    key
+    for key in reader_keys((("↑↓", "choose", None), ("⏎", "show", None), *_verbs("backend")), None)
+    if key != ("↑↓", "scroll", None)
+)
+BACKEND_KEYS: tuple[Key, ...] = reader_keys(tuple(key for key in _verbs("backend") if key[0] != "A"), None)
 REQUEST_SCREEN_KEYS: tuple[Key, ...] = (
     ("esc", "back", None), *_verbs("request"), COPY_ANSWER, ("↑↓", "scroll", None), ("/", "search", None),
     *READER_KEYS[5:], *_verbs("memory", "engine"),
@@ -195,7 +202,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
-        ("L", "topology"), ("K", "clients of the HTTP port"),
+        ("L", "topology"), ("K", "clients of the HTTP port"), ("V", "tiers of KV blocks"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T t", "trends, their time span"),
         ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),

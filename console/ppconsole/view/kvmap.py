@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ppengine.protocol.inspection import BlocksDetail
+from ppengine.protocol.tiers import TiersInfo
 
+from ppconsole.model.units import count_text
 from ppconsole.view.cells import Row, Seg, clip, fit, row, runs, width_of
+from ppconsole.view.tier_bars import CACHED, MOVING, STYLES, SWAPPED, host_bar
 
 GLYPHS: dict[str, tuple[str, str]] = {
     "free": ("·", "kv.free"),
@@ -50,6 +53,21 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
     else:
         lines.extend(_lines(found, width - 2))
     return [*lines[: height - 1], _legend(selected, width)]
+
+
+def host_rows(tiers: TiersInfo | None, width: int) -> list[Row]:
+    """Return the slots of the host as one bar with their numbers; nothing without KV tiers."""
+    if tiers is None or not tiers.slots:
+        return []
+    counts: list[Seg] = []
+    for glyph, name, count in (
+        (SWAPPED, "swapped", tiers.slots_swapped), (CACHED, "cached", tiers.slots_cached),
+        (MOVING, "moving", tiers.slots_moving),
+    ):  # fmt: skip
+        counts += [(f" {glyph}", STYLES[glyph]), (f" {name} {count_text(count)}", "dim")]
+    cells = host_bar(tiers, max(1, width - 7))
+    found = [Row(((" host ", "dim"), *(cells if not isinstance(cells[0], str) else ())))]
+    return [*found, clip(Row(tuple(counts)), width)]
 
 
 def _legend(selected: str | None, width: int) -> Row:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ppconsole.model.request_fields import FIELDS, FINISHED_FIELDS
-from ppconsole.view import kvmap, marks, timeline
+from ppconsole.view import kvmap, marks, tier_bars, timeline
 
 
 class Section(NamedTuple):
@@ -89,7 +89,8 @@ _MEMORY_BAR = Section("MEMORY BAR", {
 }, {"█": "bar.used", "▒": "bar.free", "·": "bar.room", "│": "bar.limit"})  # fmt: skip
 _POOL = Section("POOL", {
     "cached": "KV blocks that hold a prefix and can be reused", "free": "KV blocks that hold nothing",
-    "wait run swap held load": "requests by state", "fly": "micro-batches in flight",
+    "wait run swap held load": "requests by state", "find fetch": "the same, while there are some",
+    "fly": "micro-batches in flight",
     "preempted": "preemptions since the start",
     "p50 p90 p99": "median, 90th and 99th percentile of all requests in 5 min; if it is wide",
 })  # fmt: skip
@@ -120,7 +121,9 @@ _FILTER = Section("FILTER  words after / and --filter; all must hold", {
 })  # fmt: skip
 REQUEST_STATES = Section("STATE OF A REQUEST  column STATE", {
     "wait": "waiting: for blocks or a slot", "run": "running", "swap": "swapped: its blocks are on the host",
-    "held": "held: until an operator releases it", "load": "loading: its blocks are being swapped in",
+    "held": "held: until an operator releases it",
+    "load": "loading: its blocks are being copied in from the host",
+    "find": "finding: its chunks are looked for in backends", "fetch": "fetching: its chunks are read from a backend",
     "done": "finished",
 }, {mark.text: mark.style for mark in marks.REQUEST.values()})  # fmt: skip
 _TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
@@ -134,6 +137,7 @@ _TIMELINE = Section("TIMELINE  a row a stage, time to the right", {
 _KV_MAP = Section("KV MAP  a cell is one block or more", {
     "■": "used by one request", "▓": "shared by several requests", "░": "cached: kept for a prefix", "·": "free",
     "×": "reserved", "█": "of the selected request",
+    "host": "slots of the host, with KV tiers: swapped, cached, moving, free",
 }, dict((*kvmap.GLYPHS.values(), kvmap.SELECTED)))  # fmt: skip
 _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "tok/s out": "output tokens a second", "waiting": "requests that wait", "running": "requests that run",
@@ -186,11 +190,13 @@ _GPU = Section("GPU  the whole card, other processes included", {
     "XID": "error code of NVIDIA's driver", "no answer": "NVML does not answer",
 })  # fmt: skip
 _REQUEST_FIELDS = Section("STATE AND COUNTS", {
-    "state": "waiting, running, swapped, held, loading or finished", "why": "why it does not run",
+    "state": "waiting, finding, fetching, running, swapped, held, loading or finished", "why": "why it does not run",
     "steps": "its steps in flight", "owner": "user who submitted it", "client": "API key with which it came",
     "revision": "changes by verbs; guards --if-rev",
     "prompt": "prompt tokens", "output": "output tokens, and the most", "computed": "tokens in the KV cache",
-    "prefix hit": "prompt tokens from the prefix cache", "preemptions": "times its blocks were taken",
+    "prefix hit": "prompt tokens from the prefix cache",
+    "came from": "tokens of its last start by their source, with KV tiers",
+    "preemptions": "times its blocks were taken",
     "swaps": "times it was swapped out",
     "sampling": "T temperature, p top-p, k top-k, or greedy; adjusted: penalties, min-p, bias, bad or allowed tokens",
     "seed": "seed of the sampling", "priority": "the smaller starts first of those that wait",
@@ -357,6 +363,48 @@ _CLIENTS = Section("CLIENTS  of the HTTP port, the busiest first", {
     "TOKENS": "output tokens; on a wide screen", "-": "none yet",
 })  # fmt: skip
 
+_TIERS = Section("TIERS  device, host and backends of KV blocks", {
+    "slots": "host blocks: swapped hold requests, cached are found again, moving are written now",
+    "quarantined": "slots of a fetch whose store has not answered; not used until it does or is dead",
+    "finding fetching": "requests whose chunks are looked for, and read",
+    "short fetches": "fetches that brought less than was found", "evicted": "cached slots that were used again",
+    "dropped": "blocks not copied out and chunks not written, for lack of slots or time",
+    "TIER": "device, host, a backend by its name; computed: tokens that no tier had",
+    "STATE": "opening, open, broken, paused, draining: read and not written; unknown: no store answers",
+    "USE": "used part: blocks of the fullest stage, slots, bytes of the quota",
+    "USED SIZE": "blocks of the device; bytes of all stages on the host and in a backend, and the most",
+    "HIT": "share of the prompt tokens of all starts; the column adds up to 100 %", "TOKENS": "their number",
+    "IN/S OUT/S": "bytes a second towards the device, and away from it, of 2 s",
+    "IN OUT": "the same since the boot; if it is wide", "?": "not known", "-": "none yet",
+})  # fmt: skip
+_TIER_BARS = Section("USE", {
+    tier_bars.USED: "used", tier_bars.SWAPPED: "swapped requests", tier_bars.CACHED: "cached",
+    tier_bars.MOVING: "moving", tier_bars.FREE: "free",
+}, tier_bars.STYLES)  # fmt: skip
+_BACKENDS = Section("BACKENDS AND STORES", {
+    "BACKEND": "name in the profile, or of store add; its newest error is below",
+    "BREAKER": "closed; open: not used after errors; half-open: one job tries it. The worst of all places",
+    "R50 R99": "a read of one shard: median and 99th percentile, of the slowest place",
+    "W50 W99": "a write of one shard", "QUEUE": "calls that wait, all places", "ERR": "calls that failed or timed out",
+    "BAD": "shards with a wrong checksum, length or header; they were deleted, and no token came from them",
+    "DECL": "fetches not begun, as computing was predicted to be faster", "EVICT": "shards deleted for the quota",
+    "WRITE": "chunks that it gets: always, reused (at the second use), evicted (before their slots are)",
+    "KIND URL": "kind and place, without a password",
+    "STORE": "store process of a place, stage.rank", "AGE": "of its newest figures; none: it has not come yet",
+    "JOBS": "jobs that it owes an answer", "LAG": "age of the oldest of them",
+})  # fmt: skip
+_BACKEND = Section("BACKEND", {
+    "state": "see STATE on the Tiers screen", "breaker": "closed, open or half-open, the worst of all places",
+    "newest error": "of any place, until its next success", "not used yet": "why backends are not used",
+    "place": "its place, without a password", "kind": "kind of backend", "written are": "chunks that it gets",
+    "used quota": "bytes of all places, and the most", "hit tokens": "tokens that starts loaded from it",
+    "declined": "fetches not begun, as computing was predicted to be faster",
+    "read written": "bytes since the boot, and a second", "errors": "calls that failed or timed out",
+    "corrupt": "shards with a wrong checksum, length or header", "evicted": "shards deleted for the quota",
+    "queue": "calls that wait", "CALLS": "time of a call for one shard: median, 90th and 99th percentile",
+    "EVENTS": "events that name it, the newest first",
+})  # fmt: skip
+
 _INCIDENTS = Section("INCIDENTS", {
     "ID": "number, or engine/number if it is of an earlier engine", "ENGINE": "name of the engine",
     "BEGIN": "begin of the fault", "LASTED": "until it was over; ? if the engine ended in it",
@@ -382,6 +430,8 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "status": (_CLI_STATUS, _CLI_REQUESTS, _FILTER),
     "topology": (_TOPOLOGY, _WAYS, _LINKS),
     "clients": (_CLIENTS,),
+    "tiers": (_TIERS, _TIER_BARS, _BACKENDS),
+    "backend": (_BACKEND, _BACKENDS),
     "trends": (_TRENDS,),
     "set": (_OPTIONS,),
     "ls": (_CLI_ENGINES,),

@@ -45,6 +45,8 @@ REQUEST: dict[str, Mark] = {
     "swapped": Mark("swap", "swap"),
     "held": Mark("held", "info"),
     "loading": Mark("load", "info"),
+    "finding": Mark("find", "info"),
+    "fetching": Mark("fetch", "info"),
     "finished": Mark("done", "dim"),
 }
 

@@ -217,8 +217,10 @@ def latency_segs(latency: Latency, room: int) -> list[Seg]:
 
 
 def _queues(queues: Queues) -> list[tuple[str, int]]:
-    """Return the queues in the order of the pool line."""
+    """Return the queues in the order of the pool line; those that wait for backends while there are some."""
+    tiers = [(name, count) for name, count in (("finding", queues.finding), ("fetching", queues.fetching)) if count]
     return [
         ("waiting", queues.waiting), ("running", queues.running), ("swapped", queues.swapped),
         ("held", queues.held), ("loading", queues.loading),
+        *tiers,
     ]  # fmt: skip

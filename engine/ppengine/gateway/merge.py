@@ -105,6 +105,7 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         preemptions_total=core.preemptions_total,
         swaps_total=core.swaps_total,
         prefix_hit_tokens_total=core.prefix_hit_tokens_total,
+        tiers=core.tiers,
         dropped_total=inputs.dropped + core.dropped_total,
         tiers=core.tiers,
     )
