@@ -55,8 +55,9 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
 
 
 def root_verdicts(snapshot: Snapshot) -> list[Verdict]:
-    """Return the verdicts that are causes and not consequences, longest first."""
-    return sorted((verdict for verdict in snapshot.verdicts if verdict.root), key=lambda verdict: -verdict.since_s)
+    """Return the verdicts that are causes and not consequences, longest first; those of stores last."""
+    roots = (verdict for verdict in snapshot.verdicts if verdict.root)
+    return sorted(roots, key=lambda verdict: (verdict.cause == "store", -verdict.since_s))
 
 
 def cordon_text(stage: StageInfo) -> str:
@@ -87,10 +88,10 @@ def unseen_stages(snapshot: Snapshot) -> str:
 
 
 def place(verdict: Verdict) -> str:
-    """Return where a fault is: `STAGE 2`, `STAGE 2 RANK 1`, `CORE`, or `ENGINE` where no stage is known for it."""
+    """Return where a fault is: `STAGE 2`, `STAGE 2 RANK 1`, `CORE`, `TIERS`; `ENGINE` if no stage is known for it."""
     if verdict.stage is not None:
         return words(verdict.stage, verdict.rank).upper()
-    return "CORE" if verdict.cause == "core" else "ENGINE"
+    return {"core": "CORE", "store": "TIERS"}.get(verdict.cause, "ENGINE")
 
 
 def headline(verdict: Verdict, *, over: bool = False) -> str:

@@ -18,7 +18,7 @@ from ppconsole.view.marks import ENGINE, LINK, root_verdict
 
 _STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
 FAULT_WORDS: dict[Cause, str] = {
-    **dict.fromkeys(_STUCK, "STUCK"), "straggler": "SLOW", "undetermined": "STUCK?",
+    **dict.fromkeys(_STUCK, "STUCK"), "straggler": "SLOW", "store": "STORE", "undetermined": "STUCK?",
 }  # fmt: skip
 """Words of the badge for a root verdict while the engine's own state says that it works."""
 OLD_CORE_MS = 2000.0

@@ -76,9 +76,10 @@ def request_mark(state: str) -> Mark:
 
 
 def root_verdict(snapshot: Snapshot) -> Verdict | None:
-    """Return the verdict to show first: a root one if there is any, else the oldest."""
+    """Return the verdict to show first: a root one if there is any, else the oldest. That of a store comes last."""
     roots = [verdict for verdict in snapshot.verdicts if verdict.root]
-    found = [verdict for verdict in roots if verdict.cause not in SUFFERERS] or roots or snapshot.verdicts
+    steps = [verdict for verdict in roots if verdict.cause != "store"]
+    found = [verdict for verdict in steps if verdict.cause not in SUFFERERS] or steps or roots or snapshot.verdicts
     return max(found, key=lambda verdict: verdict.since_s, default=None)
 
 

@@ -23,6 +23,7 @@ from ppengine.diagnosis import (
     rank_rules,
     shortage_rules,
     slow_rules,
+    store_rules,
     stuck_rules,
     suffer_rules,
     wire_rules,
@@ -60,6 +61,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     wire_rules.healed,
     slow_rules.slow_links,
     slow_rules.stragglers,
+    store_rules.stores,
     suffer_rules.sufferers,
 )
 STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "core"})
@@ -75,7 +77,8 @@ def diagnose(evidence: Evidence) -> list[Verdict]:
         for verdict in rule(case):
             if not {_key(verdict), _whole(verdict)} & set(map(_key, case.found)):
                 case.found.append(_one_line(_on_node(verdict, nodes)))
-    return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in ("starved", "blocked")))
+    last = ("starved", "blocked", "store")
+    return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in last))
 
 
 def waits(evidence: Evidence) -> list[WaitInfo]:

@@ -51,6 +51,20 @@ UNSCHEDULED_AFTER_S = 3.0
 HEALED_TOLD_S = 5.0
 """A broken wire is reported this long after all stages have met again. Healing takes less than a second, and an
 operator needs time to read the verdict."""
+STORE_GONE_S = 1.0
+"""A store that ends is restarted before this, and no fault."""
+STORE_SILENT_S, STORE_IDLE_SILENT_S = 1.5, 3.0
+"""Seconds without the figures that a store sends twice a second: while it owes answers, and while it owes none."""
+STORE_SETTLES_S = 2.0
+"""Seconds of a store that began in which its silence is not judged."""
+STORE_ABSENT_S = 30.0
+STORE_SLOW_S = 1.0
+"""Age of a job from which the backend behind it is slow."""
+CORRUPT_TOLD_S = 30.0
+"""Wrong bytes of a backend are reported this long after the newest."""
+TIER_WINDOW_S = 60.0
+QUOTA_FULL, CHURN_LEAST = 0.95, 60
+"""Least used share of its quota, and shards deleted in a window without a hit, from which a backend churns."""
 PHASE_BUDGET_S = {
     "start": 120.0, "load": 900.0, "profile": 300.0, "capture": 300.0, "compile": 900.0, "meet": 10.0, "closing": 60.0,
 }  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.diagnosis.tier_evidence import TierEvidence
 from ppengine.protocol.gpu import GpuProcess, Xid
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.stage_info import StreamInfo
@@ -236,5 +237,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     shortages: tuple[Shortage, ...] = ()
     silent_head: tuple[str, float] | None = None
     """Words about the head of a Ray cluster that does not answer, and for how many seconds it is known."""
+    tiers: TierEvidence | None = None
+    """Stores and backends; None without KV tiers."""
     stopping: bool = False
     """The engine is stopping on request: processes that end are no fault."""

@@ -19,6 +19,8 @@ from ppengine.diagnosis.evidence import Evidence, Key, Stack
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.process_history import Sighting
+from ppengine.diagnosis.tier_evidence import TierEvidence
+from ppengine.diagnosis.tier_history import TierHistory, is_store
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
 from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.event_log import EventLog
@@ -70,6 +72,7 @@ class Collector:
         self.processes = ProcessTable(config, self._sightings)
         self._clients = HttpClients()
         self._shortages = ShortageWatch(config)
+        self._tiers = TierHistory(config.groups.tensor)
         self.core: CoreReport | None = None
         self.news = False
         """Whether a report of an agent, or a fact, has come since the last judgement."""
@@ -231,8 +234,9 @@ class Collector:
         )
         shortages = self._shortages.look(self.processes.listed)
         self._evidence = msgspec.structs.replace(
-            evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head
-        )
+            evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head,
+            tiers=self._tier_evidence(now_ns),
+        )  # fmt: skip
         before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
         after = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
@@ -244,6 +248,15 @@ class Collector:
                 text = f"{verdict.cause} after {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._note_stages() or before.keys() != after.keys()
+
+    def _tier_evidence(self, now_ns: int) -> TierEvidence | None:
+        """Return the evidence of stores and backends; None without KV tiers."""
+        if self.core is None:
+            return None
+        stores = [process for process in self.processes.listed if is_store(process)]
+        here = [process.pid for process in stores if not process.node and process.exit_code is None]
+        states = {pid: stat.state if (stat := read_stat(pid)) is not None else None for pid in here}
+        return self._tiers.look(now_ns, self.core.tiers, self.core.mono_ns, stores, states)
 
     def note_failure(self, error: Exception) -> bool:
         """Report that the diagnosis raised `error`, in place of verdicts. Return whether that is news."""

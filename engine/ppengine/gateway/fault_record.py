@@ -54,7 +54,9 @@ class FaultRecorder:
 
         A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
-        roots = {_who(verdict): verdict for verdict in reversed(verdicts) if verdict.root}
+        # A store is outside of all steps: its fault has no last steps, and must not hide the begin of another one.
+        verdicts = [verdict for verdict in verdicts if verdict.root and verdict.cause != "store"]
+        roots = {_who(verdict): verdict for verdict in reversed(verdicts)}
         if self.kept is not None and self.kept.over_wall is None:
             if (now := roots.get(_who(self.kept.verdict))) is not None:
                 self.kept.verdict = now
@@ -67,9 +69,7 @@ class FaultRecorder:
         fresh = roots.keys() - self._roots
         self._roots = set(roots)
         if fresh:
-            self._begin(
-                next(verdict for verdict in verdicts if verdict.root and _who(verdict) in fresh), waits, retired
-            )
+            self._begin(next(verdict for verdict in verdicts if _who(verdict) in fresh), waits, retired)
 
     def take(self, answer: Inspected | Failed) -> None:
         """Keep the rings of the agent's answer."""

@@ -22,7 +22,7 @@ RequestState = Literal["waiting", "finding", "fetching", "running", "swapped", "
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
     "mismatch", "corrupted", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak",
-    "out_of_files", "disk_full", "core", "starved", "blocked", "undetermined",
+    "out_of_files", "disk_full", "core", "store", "starved", "blocked", "undetermined",
 ]  # fmt: skip
 
 

@@ -1,0 +1,161 @@
+"""Faults of stores and backends of KV tiers: requests compute on, so none is the root of a stage's fault.
+
+All of them are one verdict without a stage: the worst is named, and the evidence has the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ppengine.diagnosis.budgets import (
+    CHURN_LEAST,
+    CORRUPT_TOLD_S,
+    QUOTA_FULL,
+    STOPPED_AFTER_S,
+    STORE_ABSENT_S,
+    STORE_GONE_S,
+    STORE_IDLE_SILENT_S,
+    STORE_SILENT_S,
+    STORE_SLOW_S,
+    TIER_WINDOW_S,
+)
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.phrases import exit_words, seconds
+from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
+from ppengine.protocol.snapshot import Verdict
+
+_GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
+
+
+class _Trouble(NamedTuple):
+    """One fault of a store or a backend."""
+
+    summary: str
+    since_s: float
+    evidence: list[str]
+    suggest: str
+
+
+def stores(case: Case) -> list[Verdict]:
+    """Return one verdict on all stores and backends, the worst first; none while the core itself is at fault."""
+    tiers, core = case.evidence.tiers, case.evidence.core
+    if tiers is None or case.evidence.stopping or None in case.guilty:
+        return []
+    if core.report_age_s is not None and core.report_age_s > STORE_SILENT_S:
+        return []  # The ages of the stores are the core's.
+    found = [
+        *filter(None, map(_dead, tiers.stores)),
+        *filter(None, map(_hanging, tiers.stores)),
+        *filter(None, map(_corrupt, tiers.backends)),
+        *filter(None, map(_broken, tiers.backends)),
+        *_slow(tiers),
+        *filter(None, map(_full, tiers.backends)),
+    ]
+    if not found:
+        return []
+    worst, *others = found
+    return [
+        Verdict(
+            stage=None,
+            cause="store",
+            summary=worst.summary,
+            since_s=worst.since_s,
+            evidence=[*worst.evidence, *(f"also: {other.summary}" for other in others), _GOES_ON],
+            suggest=worst.suggest,
+        )
+    ]
+
+
+def _dead(store: StoreEvidence) -> _Trouble | None:
+    """Return the fault of a store that is not back a second after its end."""
+    if store.gone_for_s is None or store.gone_for_s < STORE_GONE_S:
+        return None
+    lines = [f"pid {store.pid}: {exit_words(store.exit_code)}, and no other has begun"]
+    lines += [f"last words: {store.exit_detail}"] if store.exit_detail else []
+    summary = f"{store.name} {exit_words(store.exit_code)}"
+    return _Trouble(summary, store.gone_for_s, lines, "ppconsole logs (the supervisor restarts it by itself)")
+
+
+def _hanging(store: StoreEvidence) -> _Trouble | None:
+    """Return the fault of a store that lives and gives no sign of life, or has not come to the core."""
+    if store.gone_for_s is not None:
+        return None
+    owes = f"{store.jobs} jobs, the oldest for {seconds(store.lag_s)}" if store.jobs else "no job"
+    state = f"pid {store.pid}: process state {store.process_state or 'unknown'}"
+    if store.absent_for_s is not None:
+        if store.absent_for_s < STORE_ABSENT_S:
+            return None
+        lines = [state, f"it has run for {seconds(store.absent_for_s)} and not come to the core"]
+        return _Trouble(f"{store.name} does not come up", store.absent_for_s, lines, "ppconsole logs")
+    silent = store.age_s or 0.0
+    stopped = store.process_state == "T" and silent >= STOPPED_AFTER_S
+    if not stopped and silent < (STORE_SILENT_S if store.jobs else STORE_IDLE_SILENT_S):
+        return None
+    lines = [state, f"newest figures: {seconds(silent)} old; it sends them twice a second", f"it owes {owes}"]
+    if stopped:
+        summary = f"{store.name} is stopped by a signal (state T); it owes {owes}"
+        return _Trouble(summary, silent, lines, f"kill -CONT {store.pid}")
+    summary = f"{store.name} hangs: silent for {seconds(silent)}, it owes {owes}"
+    suggest = f"kill -KILL {store.pid} (the supervisor starts another one)" if store.pid else "ppconsole logs"
+    return _Trouble(summary, silent, lines, suggest)
+
+
+def _corrupt(backend: BackendEvidence) -> _Trouble | None:
+    """Return the fault of a backend that gave wrong bytes a moment ago."""
+    ago = backend.corrupt_ago_s
+    if ago is None or ago > CORRUPT_TOLD_S:
+        return None
+    count = max(1, backend.corrupt_new)
+    lines = [
+        f"shards with a wrong checksum, length or header: {count} in {TIER_WINDOW_S:.0f} s, {backend.corrupt} in all",
+        f"the newest {seconds(ago)} ago; each was deleted, and no token came from it",
+    ]
+    summary = f"backend {backend.name} gave {count} corrupt shard{'' if count == 1 else 's'}"
+    return _Trouble(summary, ago, lines, f"ppconsole store pause {backend.name}")
+
+
+def _broken(backend: BackendEvidence) -> _Trouble | None:
+    """Return the fault of a backend whose breaker is open."""
+    if backend.broken_for_s is None:
+        return None
+    why = backend.error or "it reports no error"
+    lines = [
+        f"state {backend.state}, breaker {backend.breaker}, {backend.errors} calls failed or timed out",
+        f"newest error: {why}",
+    ]
+    summary = f"backend {backend.name} is broken: {why}"
+    return _Trouble(summary, backend.broken_for_s, lines, f"ppconsole store pause {backend.name}")
+
+
+def _slow(tiers: TierEvidence) -> list[_Trouble]:
+    """Return the fault of the slowest backend, if jobs of a live store wait for it."""
+    late = [store for store in tiers.stores if (store.lag_s or 0.0) >= STORE_SLOW_S and _hanging(store) is None]
+    waited = [each for each in tiers.backends if each.queue and each.broken_for_s is None]
+    if not late or not waited:
+        return []
+    store = max(late, key=lambda each: each.lag_s or 0.0)
+    backend = max(waited, key=lambda each: (each.slowest_ms or 0.0, each.queue))
+    lag = seconds(store.lag_s)
+    lines = [
+        f"{store.name} owes {store.jobs} jobs, the oldest for {lag}",
+        f"{backend.queue} calls wait for {backend.name}; p99 of a call: "
+        + ("unknown" if backend.slowest_ms is None else f"{backend.slowest_ms:.0f} ms"),
+    ]
+    summary = f"backend {backend.name} is slow: a job waits {lag} at {store.name}"
+    return [_Trouble(summary, store.lag_s or 0.0, lines, f"ppconsole store pause {backend.name}")]
+
+
+def _full(backend: BackendEvidence) -> _Trouble | None:
+    """Return the fault of a backend that only churns: it deletes for its quota, and nothing is found in it.
+
+    A full one with hits is a cache at work.
+    """
+    full = backend.fill is not None and backend.fill >= QUOTA_FULL
+    if not full or backend.evicted_new < CHURN_LEAST or backend.hits_new != 0:
+        return None
+    lines = [
+        f"{backend.fill or 0.0:.0%} of its quota is used",
+        f"in {TIER_WINDOW_S:.0f} s {backend.evicted_new} shards were deleted for the quota, and no token came from it",
+    ]
+    summary = f"backend {backend.name} is full: it deletes for its quota, and nothing is found in it"
+    return _Trouble(summary, TIER_WINDOW_S, lines, f"ppconsole store pause {backend.name} (then a larger quota_gib)")

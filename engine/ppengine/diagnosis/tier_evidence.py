@@ -1,0 +1,66 @@
+"""Evidence of stores and backends of KV tiers. They are no part of a step, and never the root of a stage's fault."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of one place."""
+
+    stage: int
+    rank: int | None = None
+    """Tensor rank; None: stages have one rank."""
+    pid: int | None = None
+    exit_code: int | None = None
+    exit_detail: str = ""
+    process_state: str | None = None
+    """State letter; None: not known."""
+    gone_for_s: float | None = None
+    """Since its process ended without a successor; None: one runs."""
+    absent_for_s: float | None = None
+    """Since its process runs and has not come to the core; None: it has."""
+    age_s: float | None = None
+    """Age of the newest figures of the present process; None: not known, or too early to judge."""
+    jobs: int = 0
+    lag_s: float | None = None
+    """Age of the oldest job that it owes an answer."""
+
+    @property
+    def name(self) -> str:
+        """Name for operators: `the store of stage 1`, with the rank where stages have several."""
+        return f"the store of stage {self.stage}" + ("" if self.rank is None else f" rank {self.rank}")
+
+
+class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend, over all places."""
+
+    name: str
+    state: str = "open"
+    breaker: str = "closed"
+    error: str = ""
+    broken_for_s: float | None = None
+    """Since it is broken or its breaker is not closed; None: it works."""
+    errors: int = 0
+    corrupt: int = 0
+    """Shards with a wrong checksum, length or header since the boot."""
+    corrupt_new: int = 0
+    """Those of them of the last minute."""
+    corrupt_ago_s: float | None = None
+    """Since the newest of them; None: none was seen."""
+    evicted_new: int = 0
+    """Shards deleted for the quota in the last minute."""
+    hits_new: int | None = None
+    """Tokens that starts loaded from it in the last minute; None: it has not been watched so long."""
+    fill: float | None = None
+    """Used share of its quota; None: not known."""
+    queue: int = 0
+    slowest_ms: float | None = None
+    """99th percentile of its reads or writes, the larger one; None: no call."""
+
+
+class TierEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All of them at one moment."""
+
+    stores: tuple[StoreEvidence, ...] = ()
+    backends: tuple[BackendEvidence, ...] = ()

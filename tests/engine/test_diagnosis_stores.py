@@ -1,0 +1,240 @@
+"""Stores and backends of KV tiers: named with what to do, and never the root of a stage's fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from diagnosis_world import evidence, healthy, pipeline_held_at, stuck, with_stage
+from monitor_helpers import core_report, make_config, processes, remove, stage_process
+from msgspec.structs import replace
+from ppengine.common.config import EngineConfig
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.budgets import CORRUPT_TOLD_S, STORE_GONE_S, STORE_SILENT_S, TIER_WINDOW_S
+from ppengine.diagnosis.evidence import CoreEvidence
+from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
+from ppengine.diagnosis.tier_history import TierHistory
+from ppengine.gateway.collector import Collector
+from ppengine.gateway.event_log import EventLog
+from ppengine.gateway.fault_record import FaultRecorder
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.snapshot import Event, Verdict
+from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
+
+WORKS = StoreEvidence(stage=0, pid=70, age_s=0.4, jobs=3, lag_s=0.1, process_state="S")
+NVME = BackendEvidence(name="nvme0", fill=0.5, hits_new=100)
+GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
+
+
+def verdicts(*stores: StoreEvidence, backends: tuple[BackendEvidence, ...] = (NVME,), **changes) -> list[Verdict]:
+    tiers = TierEvidence(stores=stores or (WORKS,), backends=backends)
+    return diagnose(evidence(healthy(2), tiers=tiers, **changes))
+
+
+def one(*stores: StoreEvidence, backends: tuple[BackendEvidence, ...] = (NVME,)) -> Verdict:
+    (verdict,) = verdicts(*stores, backends=backends)
+    assert (verdict.stage, verdict.cause, verdict.root) == (None, "store", True)
+    assert verdict.evidence[-1] == GOES_ON and len(verdict.summary) <= 100
+    return verdict
+
+
+def test_at_work_is_no_fault() -> None:
+    assert verdicts() == []
+    assert verdicts(replace(WORKS, age_s=None, jobs=0, lag_s=None)) == [], "it has just begun"
+    assert verdicts(replace(WORKS, absent_for_s=5.0, age_s=None)) == [], "it may come yet"
+
+
+def test_a_store_that_is_restarted_within_a_second_is_no_fault_and_then_it_is_named() -> None:
+    gone = replace(WORKS, stage=1, rank=2, gone_for_s=STORE_GONE_S - 0.1, exit_code=-9)
+    assert verdicts(gone) == []
+    found = one(replace(gone, gone_for_s=STORE_GONE_S, exit_detail="killed by SIGKILL"))
+    assert found.summary == "the store of stage 1 rank 2 was killed by SIGKILL"
+    assert found.since_s == STORE_GONE_S and found.suggest.startswith("ppconsole logs")
+
+
+def test_one_that_hangs_is_named_by_what_it_owes() -> None:
+    assert verdicts(replace(WORKS, age_s=STORE_SILENT_S - 0.1)) == []
+    found = one(replace(WORKS, age_s=STORE_SILENT_S, lag_s=1.6))
+    assert found.summary == "the store of stage 0 hangs: silent for 1.5s, it owes 3 jobs, the oldest for 1.6s"
+    assert found.suggest.startswith("kill -KILL 70")
+    assert verdicts(replace(WORKS, age_s=STORE_SILENT_S, jobs=0)) == [], "without a job it gets more time"
+    stopped = one(replace(WORKS, age_s=1.0, process_state="T"))
+    assert "stopped by a signal" in stopped.summary and stopped.suggest == "kill -CONT 70"
+    assert "does not come up" in one(replace(WORKS, age_s=None, absent_for_s=60.0)).summary
+
+
+def test_a_broken_backend_is_named_with_its_error() -> None:
+    broken = replace(NVME, name="cache0", state="broken", breaker="open", error="connection refused", errors=41)
+    found = one(backends=(NVME, replace(broken, broken_for_s=0.0)))
+    assert found.summary == "backend cache0 is broken: connection refused"
+    assert found.suggest == "ppconsole store pause cache0"
+    assert found.evidence[0] == "state broken, breaker open, 41 calls failed or timed out"
+
+
+def test_corrupt_shards_are_named_for_a_while() -> None:
+    corrupt = replace(NVME, corrupt=7, corrupt_new=3, corrupt_ago_s=0.2)
+    found = one(backends=(corrupt,))
+    assert found.summary == "backend nvme0 gave 3 corrupt shards" and "7 in all" in found.evidence[0]
+    assert one(backends=(replace(corrupt, corrupt_new=1),)).summary.endswith("1 corrupt shard")
+    assert verdicts(backends=(replace(corrupt, corrupt_ago_s=CORRUPT_TOLD_S + 0.1),)) == []
+
+
+def test_a_slow_backend_is_named_where_its_job_waits() -> None:
+    late = replace(WORKS, stage=1, lag_s=2.4)
+    waited = replace(NVME, queue=4, slowest_ms=870.0)
+    found = one(WORKS, late, backends=(replace(NVME, name="a"), waited))
+    assert found.summary == "backend nvme0 is slow: a job waits 2.4s at the store of stage 1"
+    assert found.evidence[1] == "4 calls wait for nvme0; p99 of a call: 870 ms"
+    assert verdicts(WORKS, late) == [], "a clear takes long, and no call waits for it"
+
+
+def test_a_full_backend_is_a_fault_only_while_nothing_is_found_in_it() -> None:
+    churns = replace(NVME, fill=0.99, evicted_new=640, hits_new=0)
+    assert one(backends=(churns,)).summary.startswith("backend nvme0 is full")
+    for change in ({"hits_new": 16}, {"hits_new": None}, {"fill": 0.5}, {"fill": None}, {"evicted_new": 2}):
+        assert verdicts(backends=(replace(churns, **change),)) == [], change
+
+
+def test_the_worst_is_named_and_the_others_are_evidence() -> None:
+    dead = replace(WORKS, gone_for_s=3.0, exit_code=1)
+    found = one(dead, backends=(replace(NVME, broken_for_s=9.0, error="refused", corrupt_ago_s=1.0),))
+    assert found.summary == "the store of stage 0 exited with code 1"
+    assert [line for line in found.evidence if line.startswith("also: ")] == [
+        "also: backend nvme0 gave 1 corrupt shard", "also: backend nvme0 is broken: refused",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_it_never_explains_a_stage_and_comes_behind_its_fault(k: int) -> None:
+    tiers = TierEvidence(stores=(replace(WORKS, gone_for_s=60.0, exit_code=1),))
+    found = diagnose(stuck(pipeline_held_at(2, k), tiers=tiers))
+    assert [(each.stage, each.cause) for each in found if each.root] == [(k, "self_stuck"), (None, "store")]
+    without = diagnose(stuck(pipeline_held_at(2, k)))
+    assert [each for each in found if each.cause != "store"] == without
+    dead = with_stage(healthy(2), k, exit_code=-9, dead_for_s=0.6, oom_kills=0)
+    assert diagnose(evidence(dead, tiers=tiers))[0].cause == "dead"
+
+
+def test_old_figures_and_an_engine_that_stops_are_not_judged() -> None:
+    dead = replace(WORKS, gone_for_s=60.0, exit_code=1)
+    assert verdicts(dead, stopping=True) == []
+    silent = verdicts(dead, core=CoreEvidence(pid=5, report_age_s=9.0))
+    assert [each.cause for each in silent] == ["core"]
+
+
+def test_it_opens_no_record_and_hides_none() -> None:
+    recorder = FaultRecorder(lambda _: "")
+    store = one(replace(WORKS, gone_for_s=60.0, exit_code=1))
+    recorder.look([store], [], [])
+    assert recorder.kept is None
+    (stage,) = diagnose(evidence(with_stage(healthy(2), 1, exit_code=-9, dead_for_s=0.6, oom_kills=0)))
+    recorder.look([stage, store], [], [])
+    assert recorder.kept is not None and recorder.kept.verdict.stage == 1
+
+
+# --- the memory behind it ---------------------------------------------------------------------------------------
+
+
+class World:
+    """A history with a clock, one store and one backend."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.history, self.ns = TierHistory(ranks), 10**9
+        self.store = StoreInfo(stage=0, rank=0, pid=70, age_ms=300.0)
+        self.backend = BackendInfo(name="a", kind="files", url="", write="reused", quota_bytes=100, used_bytes=99)
+        self.processes = [ProcessInfo(role="store0", stage=None, rank=None, pid=70)]
+
+    def look(self, after_s: float = 0.0) -> TierEvidence:
+        self.ns += int(after_s * 1e9)
+        tiers = TiersInfo(stores=[self.store], backends=[self.backend])
+        found = self.history.look(self.ns, tiers, self.ns, self.processes, {70: "S", 71: "S"})
+        assert found is not None
+        return found
+
+    def seen(self, after_s: float = 0.0) -> StoreEvidence:
+        return self.look(after_s).stores[0]
+
+
+def test_a_store_is_gone_since_its_end_was_seen_and_its_successor_is_given_time() -> None:
+    world = World()
+    world.look()
+    assert world.seen(5.0).age_s == 0.3 and world.seen().process_state == "S"
+    world.processes[0] = replace(world.processes[0], exit_code=-9, detail="killed by SIGKILL")
+    assert world.seen(0.1).gone_for_s == 0.0
+    gone = world.seen(0.7)
+    assert gone.gone_for_s == pytest.approx(0.7) and gone.exit_code == -9 and gone.age_s is None
+    world.processes.append(ProcessInfo(role="store0", stage=None, rank=None, pid=71))
+    world.store.age_ms = 9000.0
+    fresh = world.seen(0.1)
+    assert fresh.gone_for_s is None and fresh.absent_for_s == 0.0 and fresh.age_s is None
+    world.store.pid = 71
+    assert world.seen(1.0).age_s is None and world.seen(1.5).age_s == 9.0
+
+
+def test_stores_of_ranks_are_told_apart() -> None:
+    world = World(ranks=2)
+    world.store = StoreInfo(stage=0, rank=1, pid=71, age_ms=1.0)
+    world.processes.append(ProcessInfo(role="store0.1", stage=None, rank=None, pid=71, exit_code=1))
+    assert world.seen().name == "the store of stage 0 rank 1" and world.seen(1.0).gone_for_s == 1.0
+
+
+def test_counts_before_the_first_look_are_no_news() -> None:
+    world = World()
+    world.backend.corrupt_total = 5
+    assert world.look().backends[0].corrupt_ago_s is None
+    world.backend.corrupt_total = 7
+    found = world.look(1.0).backends[0]
+    assert (found.corrupt, found.corrupt_new, found.corrupt_ago_s) == (7, 2, 0.0)
+    assert world.look(3.0).backends[0].corrupt_ago_s == 3.0
+    world.backend.corrupt_total = 1
+    assert world.look(1.0).backends[0].corrupt_ago_s is None, "another core counts again"
+
+
+def test_hits_of_a_window_are_known_after_it() -> None:
+    world = World()
+    seen = []
+    for _ in range(int(TIER_WINDOW_S) + 5):
+        world.backend.evicted_total += 10
+        seen.append(world.look(1.0).backends[0])
+    assert seen[10].hits_new is None and seen[-1].hits_new == 0 and seen[-1].evicted_new == 600
+    assert seen[-1].fill == 0.99
+
+
+def test_a_backend_is_broken_from_its_first_report_until_its_breaker_is_closed() -> None:
+    world = World()
+    assert world.look().backends[0].broken_for_s is None
+    world.backend.state, world.backend.breaker = "broken", "open"
+    assert world.look(1.0).backends[0].broken_for_s == 0.0
+    world.backend.state, world.backend.breaker = "open", "half-open"
+    assert world.look(2.0).backends[0].broken_for_s == 2.0
+    world.backend.breaker, world.backend.read_ms = "closed", Quantiles(p99=12.0, count=1)
+    found = world.look(1.0).backends[0]
+    assert found.broken_for_s is None and found.slowest_ms == 12.0
+    assert world.history.look(world.ns, None, world.ns, [], {}) is None
+
+
+@pytest.fixture
+def config() -> Iterator[EngineConfig]:
+    made = make_config()
+    yield made
+    remove(made)
+
+
+def test_the_gateway_names_a_broken_backend_at_its_first_report(config: EngineConfig) -> None:
+    events: list[Event] = []
+    collector = Collector(config, EventLog(events.append))
+    broken = BackendInfo(
+        name="a", kind="files", url="/kv", write="reused", quota_bytes=1, state="broken", error="no such folder"
+    )
+    store = ProcessInfo(role="store0", stage=None, rank=None, pid=os.getpid())
+    collector.take(processes(stage_process(0), stage_process(1), store))
+    tiers = TiersInfo(stores=[StoreInfo(stage=0, rank=0, pid=os.getpid(), age_ms=1.0)])
+    for backends, causes in (([], []), ([broken], ["store"]), ([], [])):
+        tiers = replace(tiers, backends=backends)
+        collector.take(core_report(config, tiers=tiers))
+        collector.judge(False)
+        assert [verdict.cause for verdict in collector.verdicts if verdict.root] == causes
+    (_, raised, cleared) = ["", *(event.text for event in events if event.kind.startswith("verdict."))]
+    assert raised == "store: backend a is broken: no such folder" and cleared.endswith("no such folder")
