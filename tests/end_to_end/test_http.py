@@ -18,6 +18,8 @@ import pytest
 from engines import wait_until
 from llguidance import LLMatcher
 from ppengine.common.config import load_profile
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import DrainClient, Kick, Limit, Pause, Resume, Submit
 from serving import Served
@@ -210,6 +212,27 @@ def test_a_stop_text_ends_a_choice_and_its_request(engine: Served, client: opena
         if not stream:
             assert answer.choices[0].finish_reason == "stop"
     wait_until(lambda: live(engine) == 0, "the core computes nothing beyond a stop text", 10.0)
+
+
+def test_a_stop_text_ends_one_prompt_of_several(engine: Served, client: openai.OpenAI, written: str) -> None:
+    """It ends in the core then, also as sample 0 of two, while the other prompt goes on to its last token."""
+    stop = written[len(written) // 2 :][:9]
+    for n in (1, 2):
+        answer = client.completions.create(
+            model="tiny", prompt=[PROMPT, "The dog"], n=n, max_tokens=400, stop=stop, **GREEDY
+        )
+        stopped = answer.choices[0]
+        assert (stopped.text, stopped.finish_reason) == (written[: written.index(stop)], "stop")
+
+        async def ends(name: str = answer.id) -> list[FinishedInfo]:
+            async with engine.operator() as op:
+                detail = await op.link.inspect("finished")
+                assert isinstance(detail, FinishedDetail)
+                return [one for one in detail.requests if one.id.partition(".")[0] == f"{name}-0"]
+
+        found = asyncio.run(ends())
+        assert [one.reason for one in found] == ["stop"] * n
+        assert max(one.output_tokens for one in found) < 100, "of 400"
 
 
 def test_penalties_bias_and_bad_words_change_the_text(client: openai.OpenAI, written: str) -> None:

@@ -59,7 +59,7 @@ class ScriptedLink:
     reason: str = "stop"
     submitted: list[Submit] = field(default_factory=list)
     left: list[Followed] = field(default_factory=list)
-    left_samples: list[int] = field(default_factory=list)
+    ended_samples: list[tuple[str, int]] = field(default_factory=list)
     refusal: Added | None = None
     """Answer of the core to all requests."""
     state: StateAnswer = field(
@@ -95,8 +95,8 @@ class ScriptedLink:
             followed.take(Piece(followed.request, sample, offset, tokens, logprobs, reason, cached_tokens=3))
             offset += len(tokens)
 
-    def leave_sample(self, followed: Followed, sample: int) -> None:
-        self.left_samples.append(sample)
+    def end_sample(self, followed: Followed, sample: int) -> None:
+        self.ended_samples.append((followed.request, sample))
 
     def leave(self, followed: Sequence[Followed]) -> None:
         self.left += followed

@@ -106,18 +106,18 @@ async def test_the_effort_of_reasoning_reaches_the_template() -> None:
         assert one.renderer.texts == ["none False", "high ", " ", "none False"]
 
 
-async def test_a_choice_that_ends_at_a_stop_text_is_aborted_alone() -> None:
+async def test_each_choice_that_ends_at_a_stop_text_ends_in_the_core() -> None:
     async with world() as one:
         tokenizer = one.model.tokenizer
         followed = Followed("r", 3, [0, 0, 0])
         link = cast(FrontLink, one.model)
         generation = Generation(link, tokenizer, followed, [], 0, ["stop"], 0)
         ids = tokenizer.encode_chat("Now stop here")
-        for sample, reason in ((1, None), (0, "length"), (2, None)):
+        for sample, reason in ((1, None), (2, "length"), (0, None)):
             followed.take(Piece("r", sample, 0, ids, [], reason))
         parts = await all_parts([generation], ClientStats().begin("key", "/v1/chat/completions"))
         assert [one[-1].finish_reason for one in parts] == ["stop"] * 3
-        assert one.model.left_samples == [1], "one ended in the core, and the last ends with its request"
+        assert one.model.ended_samples == [("r", 1), ("r", 0)], "one has ended in the core already"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -50,7 +51,7 @@ def new_call() -> Call:
 
 
 def generation(samples: int = 1, first: int = 0, interval: int = 1, stops: tuple[str, ...] = ()) -> Generation:
-    link: Any = None
+    link: Any = SimpleNamespace(end_sample=lambda followed, sample: None)
     followed = Followed("r", samples, [0] * samples, interval=interval)
     return Generation(link, Words(), followed, [1], first, list(stops), 0)
 

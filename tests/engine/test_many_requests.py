@@ -286,6 +286,39 @@ def test_two_verbs_on_many_share_the_slice_of_a_turn():
     assert any(isinstance(each, Outcome) for each in world.told(first)) and live(world) == 1 + SLICE
 
 
+def test_a_session_ends_continuations_at_its_stop_text():
+    world = CoreWorld()
+    for name, n in (("r", 3), ("s", 1), ("t", 1)):
+        world.submit([5, 6], name=name, n=n, seed=1, temperature=1.0, max_tokens=9)
+    world.run(steps=3)
+    world.engine.requests.end_samples([("r", 0), ("r", 2), ("s", 0), ("s", 0), ("t", 1), ("gone", 0)])
+    assert sorted(request.id for request in world.engine.requests.live()) == ["r.1", "t"]
+    world.run()
+    world.check()
+    ends = {name: world.engine.outputs.get(name).samples for name in "rst"}
+    assert [sample.finish_reason for sample in ends["r"]] == ["stop", "length", "stop"]
+    assert [ends[name][0].finish_reason for name in "st"] == ["stop", "length"]
+    assert len(ends["r"][0].tokens) < 9 > len(ends["s"][0].tokens)
+    reasons = {info.id: info.reason for info in world.engine.requests.finished().requests}
+    assert reasons == {"r": "stop", "r.1": "length", "r.2": "stop", "s": "stop", "t": "length"}
+
+
+def test_a_stop_text_ends_requests_in_every_state():
+    world = CoreWorld()
+    for name in ("queued", "out", "ending"):
+        world.submit([5, 6], name=name, max_tokens=9)
+    world.run(steps=2)
+    world.say(SwapOut(request="out"))
+    world.run(steps=1)
+    world.say(Abort(request="ending"))
+    world.engine.requests.end_samples([("queued", 0), ("out", 0), ("ending", 0)])
+    world.run()
+    world.check()
+    reasons = {info.id: info.reason for info in world.engine.requests.finished().requests}
+    assert reasons == {"queued": "stop", "out": "stop", "ending": "abort"}
+    assert not world.scheduler.queues.requests
+
+
 def test_a_session_aborts_one_continuation_alone():
     world = CoreWorld()
     world.ready()

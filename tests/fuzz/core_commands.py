@@ -81,6 +81,8 @@ class CoreCommands:
                 engine.outputs.collect(b"c", message)
             case offline.AbortMany():
                 engine.requests.abort_many(message.requests)
+            case offline.EndSamples():
+                engine.requests.end_samples(message.samples)
             case offline.ForgetMany():
                 engine.outputs.forget(message.requests)
         world.now += 0.01

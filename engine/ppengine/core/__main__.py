@@ -41,7 +41,17 @@ from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.kept_files import read_end
 from ppengine.protocol.metrics import MetricsQuery, StageFigures
-from ppengine.protocol.offline import AbortMany, AddMany, Collect, Follow, ForgetMany, OpenSession, StateQuery, ToFront
+from ppengine.protocol.offline import (
+    AbortMany,
+    AddMany,
+    Collect,
+    EndSamples,
+    Follow,
+    ForgetMany,
+    OpenSession,
+    StateQuery,
+    ToFront,
+)
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
@@ -58,7 +68,7 @@ FRONT_BURST, FRONT_S = 64, 0.05
 """Most console messages in one turn, and most seconds for them, so that a flood cannot starve the stages."""
 LATER_MOST = 1000
 """Messages that wait until a core that follows another one serves; later ones are refused."""
-_WAITING = (Command, AddMany, AbortMany, OpenSession)
+_WAITING = (Command, AddMany, AbortMany, EndSamples, OpenSession)
 """Messages that need the requests of the core before this one."""
 
 
@@ -262,6 +272,8 @@ class Loop:
                 engine.offline.open_session(message.session)
             case AbortMany():
                 engine.offline.abort(message)
+            case EndSamples():
+                engine.requests.end_samples(message.samples)
             case ForgetMany():
                 engine.outputs.forget(message.requests)
             case MetricsQuery():

@@ -110,6 +110,14 @@ class LiveRequests:
                 self._aborts.popleft()
                 aborts.done()
 
+    def end_samples(self, samples: Iterable[tuple[str, int]]) -> None:
+        """End continuations whose reader has found a stop text in them. Those that have ended stay as they are."""
+        for name, number in samples:
+            for request in self.members(name):
+                if request.sample == number and (request.fence is None or not request.fence.final):
+                    self._health.require().scheduler.retirement.finish(request.id, "stop")
+                    self.ended(request)
+
     def retired(self, serving: Serving, retirement: Retirement) -> None:
         """Hand the tokens of a retired step to the outputs, and end the requests that are complete."""
         self.prompt_tokens_total += retirement.prompt_tokens

@@ -21,6 +21,7 @@ from ppengine.protocol.offline import (
     AbortMany,
     Added,
     AddMany,
+    EndSamples,
     Follow,
     ForgetMany,
     FromFront,
@@ -184,10 +185,9 @@ class FrontLink:
         if left:
             self._send(AbortMany(session=self._session, requests=left))
 
-    def leave_sample(self, followed: Followed, sample: int) -> None:
-        """Abort one continuation, and read the others. The first has the name of its request, so it goes on."""
-        if sample:
-            self._send(AbortMany(session=self._session, requests=[f"{followed.request}.{sample}"]))
+    def end_sample(self, followed: Followed, sample: int) -> None:
+        """End one continuation in the core, as its text has met a stop text; the others go on."""
+        self._send(EndSamples(session=self._session, samples=[(followed.request, sample)]))
 
     async def _ask(self, message: msgspec.Struct, nonce: int, kind: type[_T]) -> _T:
         """Send a question until it is answered."""

@@ -94,8 +94,8 @@ class Generation:
         part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
         choice.over = part.finish_reason is not None
         self._left -= choice.over
-        if choice.over and reason is None and self._left:
-            self.link.leave_sample(self.followed, piece.sample)
+        if choice.over and reason is None:
+            self.link.end_sample(self.followed, piece.sample)
         return part if part.text or part.token_ids or choice.over else None
 
     def leave(self) -> None:

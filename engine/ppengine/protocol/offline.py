@@ -137,6 +137,14 @@ class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
     requests: list[str]
 
 
+class EndSamples(msgspec.Struct, tag="end-samples", kw_only=True):
+    """End continuations in whose text the session has found a stop text; no answer. The reason is `stop`."""
+
+    session: str
+    samples: list[tuple[str, int]]
+    """Requests, each with the number of a continuation."""
+
+
 class ForgetMany(msgspec.Struct, tag="forget-many", kw_only=True):
     """Outputs that were collected and can be dropped; no answer."""
 
@@ -166,8 +174,8 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 
 ToFront = (
-    Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | ForgetMany | StateQuery
-    | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
+    Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | EndSamples | ForgetMany
+    | StateQuery | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms`,
 `StageFigures` and `Recall` are the gateway's."""
