@@ -10,6 +10,7 @@ import openai
 import pytest
 from http_world import ASK, HTTP, PARAMETERS, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.http.api_keys import ApiKeys
+from ppengine.protocol.offline import Added
 from published_schemas import errors, event_errors
 
 FLAT = {"type": "function", "name": "weather", "parameters": PARAMETERS}
@@ -128,8 +129,8 @@ async def test_the_items_of_a_conversation_become_a_chat() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"include": ["file_search_call.results"]}, "include"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
-        ({"text": {"format": {"type": "xml"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": 5}, "input"),
     ],
@@ -223,6 +224,41 @@ async def test_a_request_that_is_lost_ends_its_answer_with_an_error(path: str) -
         last = (await one.events(path, body))[-1]
         assert "the request was lost" in json.dumps(last)
         assert last.get("type") in (None, "response.failed", "error")
+
+
+_BAD_SCHEMA: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {"type": "object", "$ref": 5}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/responses", {"input": "x", "text": {"format": _BAD_SCHEMA}}, "text.format"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/messages", {"output_config": {"format": _BAD_SCHEMA}, "max_tokens": 9}, "output_config.format"),
+        ("/v1/messages", {"stop_sequences": [""], "max_tokens": 9}, "stop_sequences"),
+        ("/v1/messages", {"max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_an_error_names_the_field_that_the_client_sent(path: str, body: dict[str, Any], field: str) -> None:
+    """The core refuses the schema: a grammar process has looked at it."""
+    async with world() as one:
+        if "format" in field:
+            one.model.refusal = Added(nonce=0, requests=[], error="structured_outputs: Invalid type")
+        body = body if "input" in body else {**body, "messages": ASK}
+        status, answer = await one.post(path, body)
+        error = answer["error"]
+        assert status == 400 and error["message"].startswith(f"{field}: " if "format" in field else f"{field} "), error
+        assert error.get("param", field) == field
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/responses", "input"), ("/v1/chat/completions", "messages")])
+async def test_a_long_chat_names_the_field_that_has_it(path: str, field: str) -> None:
+    async with world() as one:
+        one.model.refusal = Added(nonce=0, requests=[], error="prompt 0: 9000 tokens, max_model_len is 4096")
+        status, answer = await one.post(path, {"input": "x"} if field == "input" else {"messages": ASK})
+        assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, field, "context_length_exceeded")
 
 
 async def test_keys_come_in_either_header() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -43,6 +46,14 @@ class ApiError(Exception):
         self.more_headers: dict[str, str] = {}
         self.body = ErrorBody(message=one_line(message, TEXT_MOST), type=kind, param=param, code=code)
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Name the field at fault as `names` does, in `param` and at the beginning of the text."""
+        field = self.body.param
+        if field is not None and field in names:
+            self.body.param = names[field]
+            message = re.sub(rf"^{re.escape(field)}\b", names[field], self.body.message)
+            self.body.message = one_line(message, TEXT_MOST)
+
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the answer."""
@@ -52,6 +63,16 @@ class ApiError(Exception):
     def encode(self) -> bytes:
         """Return the body."""
         return msgspec.json.encode(ErrorAnswer(error=self.body))
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name the fields of the client: `names` has them by their names in a chat."""
+    try:
+        yield
+    except ApiError as error:
+        error.rename(names)
+        raise
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:

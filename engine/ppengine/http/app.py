@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.api_errors import ApiError, Kind, invalid
+from ppengine.http.api_errors import ApiError, Kind, invalid, naming
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -76,28 +76,32 @@ class Routes:
     async def chat(self, request: Request, caller: Caller) -> Response:
         """Answer a chat."""
         body = decode(await read_body(request), ChatRequest)
-        name, generation, replies = await self._service.chat(body, caller)
+        with naming(body.names):
+            name, generation, replies = await self._service.chat(body, caller)
         answer = ChatAnswer(name, self._service, body, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 
     async def respond(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of OpenAI's Responses."""
         body = decode(await read_body(request), ResponsesRequest)
-        name, generation, replies = await self._service.chat(body.as_chat(), caller, "resp_")
+        with naming(body.names):
+            name, generation, replies = await self._service.chat(body.as_chat(), caller, "resp_")
         answer = ResponsesAnswer(name, self._service, body, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 
     async def message(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of Anthropic's Messages."""
         body = decode(await read_body(request), MessagesRequest)
-        name, generation, replies = await self._service.chat(body.as_chat(), caller, "msg_")
+        with naming(body.names):
+            name, generation, replies = await self._service.chat(body.as_chat(), caller, "msg_")
         answer = MessagesAnswer(name, self._service, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 
     async def count(self, request: Request, caller: Caller) -> Response:
         """Return the number of tokens of a message's input."""
         body = decode(await read_body(request), CountRequest)
-        return json_response(TokenCount(await self._service.count(body.as_chat())))
+        with naming(body.names):
+            return json_response(TokenCount(await self._service.count(body.as_chat())))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""

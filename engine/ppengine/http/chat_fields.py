@@ -69,6 +69,12 @@ class ChatRequest(CommonFields, kw_only=True):
     reasoning_effort: str | None = None
     """A name for the chat template. `none` asks it for no reasoning, others do as much as it makes of them."""
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The client's names of fields that errors of the service name."""
+        most = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"prompt": "messages", "max_tokens": most}
+
     def template_options(self) -> dict[str, Any]:
         """Return further names for the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}

@@ -78,6 +78,11 @@ class CountRequest(Body, kw_only=True):
     })  # fmt: skip
     no_op: ClassVar[dict[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],), "output_format": ()}
 
+    names: ClassVar[dict[str, str]] = {
+        "response_format": "output_config.format", "stop": "stop_sequences", "prompt": "messages",
+    }  # fmt: skip
+    """Fields as the client names them, by their names in a chat."""
+
     messages: list[Turn]
     system: str | list[Content] | None = None
     tools: list[MessagesTool] | None = None

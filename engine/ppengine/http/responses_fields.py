@@ -37,9 +37,9 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return the form as chats have it. Raises ApiError."""
         if self.type not in ("text", "json_object", "json_schema"):
             text = f"text.format.type is {self.type[:80]}; it must be text, json_object or json_schema"
-            raise _unsupported(text, "text")
+            raise _unsupported(text, "text.format")
         if self.type == "json_schema" and self.schema is None:
-            raise invalid("text.format of type json_schema needs a schema", "text")
+            raise invalid("text.format of type json_schema needs a schema", "text.format")
         schema = JsonSchemaFormat(name=self.name, description=self.description, schema=self.schema, strict=self.strict)
         return ResponseFormat(type=self.type, json_schema=schema)
 
@@ -96,6 +96,11 @@ class ResponsesRequest(Body, kw_only=True):
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
+
+    names: ClassVar[dict[str, str]] = {
+        "response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input", "prompt": "input",
+    }  # fmt: skip
+    """Fields as the client names them, by their names in a chat."""
 
     input: str | list[InputItem]
     instructions: str | None = None
