@@ -119,10 +119,28 @@ def test_a_kick_aborts_the_requests_of_one_key() -> None:
     world.run(steps=3)
     assert world.last(name).text == "2 requests of client ann aborted"
     assert world.live() == ["c"]
-    assert world.engine.rules.rules() == [ClientRule(client="ann", kick=1)]
+    assert [(rule.client, rule.text) for rule in world.engine.rules.rules()] == [("ann", "")]
     assert not world.add("ann", "d").error
     world.done(Kick(client="bob"))
-    assert [(rule.client, rule.kick) for rule in world.engine.rules.rules()] == [("ann", 1), ("bob", 2)]
+    ann, bob = world.engine.rules.rules()
+    assert (ann.client, bob.client) == ("ann", "bob") and 0 < ann.kick < bob.kick
+
+
+def test_a_kick_leaves_nothing_behind() -> None:
+    world = World()
+    world.done(Limit(client="bob", limit="5"))
+    world.add("ann", "a")
+    for client in ("ann", "bob"):
+        world.say(Kick(client=client))
+    world.run()
+    assert [rule.kick > 0 for rule in world.engine.rules.rules()] == [True, True], "HTTP processes ask for them"
+    world.now += client_rules.KICK_S
+    world.run()
+    assert world.engine.rules.rules() == [ClientRule(client="bob", most_open=5)]
+    world.done(Limit(client="bob", limit="off"))
+    assert world.engine.rules.rules() == []
+    (answer,) = world.say(Kick(client="ann"))
+    assert isinstance(answer, Refused) and answer.text == "client ann has no open request"
 
 
 def test_a_kick_of_another_keys_requests_needs_an_override() -> None:
@@ -183,7 +201,11 @@ def test_another_core_goes_on_with_rules_and_clients() -> None:
     assert later.live() == ["a"]
     assert later.add("ann", "c").error and later.add("bob", "d").error
     later.done(Kick(client="ann"))
-    assert {rule.client: rule.kick for rule in later.engine.rules.rules()} == {"ann": 2, "bob": 0, "eve": 1}
+    kicks = {rule.client: rule.kick for rule in later.engine.rules.rules()}
+    assert kicks["ann"] > kicks["eve"] > kicks["bob"] == 0, "an HTTP process carries out the greater ones alone"
+    later.now += client_rules.KICK_S
+    later.run(steps=1)
+    assert {rule.client: rule.kick for rule in later.engine.rules.rules()} == {"ann": 0, "bob": 0}
 
 
 def test_an_http_process_refuses_the_drained_and_cuts_the_streams_of_the_kicked() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -24,6 +24,8 @@ from ppengine.protocol.verbs import DrainClient, Kick, Limit
 
 RULES_MOST = 1000
 MINUTE_S = 60.0
+KICK_S = 30.0
+"""Seconds for which a kick is among the rules: HTTP processes take these twice a second."""
 _AGAIN_S = 1
 
 
@@ -44,7 +46,8 @@ class ClientRules:
     _operations: Operations
     _clock: Callable[[], float]
     _rules: dict[str, ClientRule] = field(init=False, default_factory=dict)
-    _kicks: int = field(init=False, default=0)
+    _kicked: dict[str, float] = field(init=False, default_factory=dict)
+    """Time from which nothing is left of a kick, by client."""
     _begun: dict[str, deque[float]] = field(init=False, default_factory=dict)
     """Times of the requests of the last minute, of clients with a limit of them."""
     _drains: dict[str, Operation] = field(init=False, default_factory=dict)
@@ -53,10 +56,10 @@ class ClientRules:
         """Return all rules, by name."""
         return [rule for _, rule in sorted(self._rules.items())]
 
-    def restore(self, rules: Iterable[ClientRule]) -> None:
+    def restore(self, rules: Collection[ClientRule]) -> None:
         """Go on with the rules of the core before this one. Its counts of the last minute are gone."""
         self._rules = {rule.client: rule for rule in rules}
-        self._kicks = max((rule.kick for rule in self._rules.values()), default=0)
+        self._kicked = {rule.client: self._clock() + KICK_S for rule in rules if rule.kick}
 
     def refusal(self, client: str, count: int) -> Refusal | None:
         """Return why `count` more requests of a client are refused; None if they are not."""
@@ -120,8 +123,9 @@ class ClientRules:
         rule = self._changed(client)
 
         def begin(operation: Operation) -> None:
-            self._kicks += 1
-            self._keep(replace(rule, kick=self._kicks))
+            # Operations are counted over all cores, so that a later kick has a greater number.
+            self._kicked[client] = self._clock() + KICK_S
+            self._keep(replace(rule, kick=self._operations.count))
             text = f"{len(found)} requests of client {client} aborted"
             self._requests.abort_each(
                 self._members(client), command.by, lambda: self._operations.end(operation, "applied", text)
@@ -145,7 +149,10 @@ class ClientRules:
         return Plan([line, f"limit {client} off ends that"], begin, target=client)
 
     def settle(self) -> None:
-        """End the drains of clients that have no request left; report the progress of the others."""
+        """End the drains of clients that have no request left, and report the progress of the others. Forget kicks."""
+        for client in [client for client, until in self._kicked.items() if self._clock() >= until]:
+            del self._kicked[client]
+            self._keep(replace(self._rules[client], kick=0))
         for client, operation in list(self._drains.items()):
             if count := len(self._open(client)):
                 self._operations.defer(operation, f"waits for {count} requests of client {client}")

@@ -61,7 +61,7 @@ class ClientRule(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     """Its open requests end, new ones are refused."""
     kick: int = 0
-    """Number of its newest kick, counted over all clients; 0: none."""
+    """Number of its kick of the last half minute, which grows over all clients; 0: none."""
 
     @property
     def text(self) -> str:
