@@ -9,7 +9,7 @@ from typing import Any
 import snapshots
 from ppconsole.link.source import QueryFailed
 from ppengine.protocol.control import Accepted, Fetched, Outcome, Refused
-from ppengine.protocol.inspection import AuditDetail, FindingsDetail
+from ppengine.protocol.inspection import AuditDetail, FindingsDetail, FinishedDetail
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Snapshot
 
@@ -108,6 +108,7 @@ class FakeSource:
             "stacks": snapshots.stacks, "logs": snapshots.logs,
             "blocks": lambda: snapshots.blocks(picture, cells=cells, request=request),
             "rings": lambda: snapshots.rings(len(picture.stages), None),
+            "finished": lambda: FinishedDetail(requests=[]),
             "findings": lambda: FindingsDetail(findings=[]),
             "audit": lambda: AuditDetail(lines=['{"verb":"pause"}']),
             "ledger": snapshots.ledger, "about": snapshots.about,

@@ -16,7 +16,7 @@ from ppconsole.link.ended import EndedSource
 from ppconsole.link.history import History
 from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.replay import ReplaySource
-from ppconsole.link.source import LinkLost
+from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.request_fields import FINISHED_FIELDS, LETTERS
 from ppconsole.screens.finished_screen import FinishedScreen
 from ppconsole.screens.request_screen import RequestScreen
@@ -164,6 +164,82 @@ async def test_enter_opens_the_details_that_are_known(monkeypatch: pytest.Monkey
         assert copied == ["ppconsole -e opt@n0 finished --filter 'out>3 !alice'"]
 
 
+# --- one request by its id ------------------------------------------------------------------------------------
+
+HTTP = {"client": "team-a", "queue_s": 0.25, "ttft_s": 0.7, "itl_ms": 21.0, "itl_p50_ms": 20.0, "itl_p99_ms": 44.0}
+
+
+async def search(rig: Rig, text: str, *infos: FinishedInfo) -> None:
+    """Type `text` behind `/` on the main screen of an engine in which `infos` have ended."""
+    rig.source.details["finished"] = FinishedDetail(requests=[*infos, *(ended(number) for number in range(3))])
+    await rig.pilot.press("slash", *text, "enter")
+
+
+async def test_the_id_of_a_client_finds_its_request_after_the_end() -> None:
+    async with console(size=(100, 40)) as rig:
+        one = ended(1, id="chatcmpl-Trace-42-c0de", reason="stop", **HTTP)
+        await search(rig, "trace-42", one, ended(2, id="cmpl-other-9"))
+        await rig.until(lambda: "is not kept" in rig.board("reader-body"))
+        assert isinstance(rig.app.screen, RequestScreen) and "chatcmpl-Trace-42-c0de" in rig.board("reader-title")
+        parts = (
+            "team-a", "/v1/chat/completions", "stop", "137 tokens", "6 tokens", "250ms", "700ms", "21ms a token",
+            "20ms 44ms",
+        )  # fmt: skip
+        for part in parts:
+            assert part in rig.board("reader-body"), part
+        await rig.pilot.press("escape")
+        assert rig.app.screen is rig.app.main and "/trace-42" in rig.board("left")
+
+
+async def test_an_id_of_several_ended_requests_lists_them() -> None:
+    async with console() as rig:
+        several = [ended(number, id=f"cmpl-abc-{number}") for number in range(3)]
+        await search(rig, "abc", *several, ended(4, id="cmpl-xyz"))
+        await rig.until(lambda: isinstance(rig.app.screen, FinishedScreen) and "cmpl-abc-2" in rig.board("reader-body"))
+        assert 'FINISHED 3/7  /"abc"' in rig.board("reader-title") and "cmpl-xyz" not in rig.board("reader-body")
+
+
+async def test_a_live_request_and_a_condition_are_filters_alone() -> None:
+    async with console() as rig:
+        await search(rig, rig.source.picture.requests[0].id)
+        await rig.pilot.press("escape", "slash", *"blk>99999", "enter")
+        await rig.pilot.pause()
+        assert rig.app.screen is rig.app.main and "finished" not in rig.source.inspected
+
+
+async def test_a_request_that_ends_while_it_is_shown_keeps_its_figures() -> None:
+    async with console(size=(100, 40)) as rig:
+        one = ended(1, id=rig.source.picture.requests[0].id, reason="stop", **HTTP)
+        await rig.pilot.press("enter")
+        await rig.until(lambda: "BLOCK TABLE" in rig.board("reader-body"))
+        rig.source.details["finished"] = FinishedDetail(requests=[one])
+        rig.source.details["request"] = QueryFailed("NOT_FOUND", f"no request {one.id}")
+        rig.app.screen.start_load()
+        await rig.until(lambda: "20ms 44ms" in rig.board("reader-body") and "team-a" in rig.board("reader-body"))
+        assert "stop" in rig.board("reader-body") and "BLOCK TABLE" not in rig.board("reader-body")
+
+
+async def test_an_id_that_nothing_has_is_reported() -> None:
+    async with console() as rig:
+        await search(rig, "no-such")
+        await rig.until(lambda: any("no request with no-such in its id is live" in text for text in reports(rig)))
+        assert rig.app.screen is rig.app.main
+
+
+async def test_a_request_beyond_the_list_is_found_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with console(size=(100, 40)) as rig:
+        folder = engine_folder(rig.source.picture.engine.id) / "history"
+        segment(folder, BEGIN, monkeypatch)
+        segment(folder, BEGIN + 60.0, monkeypatch)
+        await search(rig, "R-45")
+        await rig.until(lambda: "is not kept" in rig.board("reader-body"))
+        assert "r-45" in rig.board("reader-title")
+        await rig.pilot.press("escape", "H")
+        await rig.until(lambda: bool(listed(rig)))
+        await rig.pilot.press("slash", *"r-11", "enter")
+        await rig.until(lambda: isinstance(rig.app.screen, RequestScreen) and "r-115" in rig.board("reader-title"))
+
+
 async def test_new_ends_come_in_at_the_top_and_a_selection_stays() -> None:
     async with console() as rig:
         await open_finished(rig)
@@ -282,6 +358,12 @@ async def test_in_a_past_the_list_follows_the_position(tmp_path: Path, monkeypat
         await rig.pilot.press("right")
         app.screen.start_load()
         await rig.until(lambda: listed(rig)[:1] == ["r-85"])
+        await rig.pilot.press("escape", "slash", *"r-95", "enter")
+        await rig.until(lambda: any("no request with r-95" in text for text in reports(rig)))
+        await rig.pilot.press("escape", "slash", *"R-25", "enter")
+        await rig.until(lambda: isinstance(app.screen, RequestScreen) and "r-25" in rig.board("reader-title"))
+        await rig.pilot.press("escape", "escape", "H")
+        await rig.until(lambda: isinstance(app.screen, FinishedScreen) and listed(rig)[:1] == ["r-85"])
         await rig.pilot.press("enter")
         await rig.until(lambda: "is not kept: this recording has no request" in rig.board("reader-body"))
         assert "r-85" in rig.screen()

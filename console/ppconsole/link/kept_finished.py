@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,16 +53,10 @@ class KeptFinished:
 
     def before(self, wall: float, read_s: float = READ_S) -> FinishedDetail:
         """Return the requests that had ended at `wall` (Unix seconds), the newest first."""
-        until = time.monotonic() + read_s
         found: list[FinishedInfo] = []
         since, unread = None, 0
-        for path in reversed(self._paths):
-            if path not in self._files:
-                if time.monotonic() >= until:
-                    break
-                self._files[path] = _read(path)
-            file = self._files[path]
-            if file is None or file.begin > wall:
+        for file in self._newest_first(read_s):
+            if file.begin > wall:
                 continue
             found += [one for one in reversed(file.ended) if one.wall <= wall]
             unread += sum(at <= wall for at in file.bare)
@@ -71,6 +65,27 @@ class KeptFinished:
                 break
         listed = [msgspec.structs.replace(one, ended_s=wall - one.wall) for one in found[:MOST]]
         return FinishedDetail(requests=listed, since=since if len(found) < MOST else None, unread=unread)
+
+    def with_id(self, word: str, wall: float = float("inf"), read_s: float = READ_S) -> list[FinishedInfo]:
+        """Return the requests with `word` in their id that had ended at `wall`, the newest first; of one file alone."""
+        wanted = word.casefold()
+        for file in self._newest_first(read_s):
+            found = [one for one in reversed(file.ended) if one.wall <= wall and wanted in one.id.casefold()]
+            if found:
+                now = min(wall, time.time())
+                return [msgspec.structs.replace(one, ended_s=max(0.0, now - one.wall)) for one in found]
+        return []
+
+    def _newest_first(self, read_s: float) -> Iterator[_Read]:
+        """Yield what the files have; reading of further ones ends after `read_s` seconds."""
+        until = time.monotonic() + read_s
+        for path in reversed(self._paths):
+            if path not in self._files:
+                if time.monotonic() >= until:
+                    break
+                self._files[path] = _read(path)
+            if (file := self._files[path]) is not None:
+                yield file
 
 
 def _read(path: Path) -> _Read | None:

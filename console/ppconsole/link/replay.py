@@ -11,6 +11,7 @@ from typing import Unpack
 import msgspec
 from ppengine.protocol import log_tail
 from ppengine.protocol.control import InspectWhat
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.frames import decode_as
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.recording import LinkState, RecordingError, RecordingHeader, Update
@@ -104,6 +105,10 @@ class ReplaySource(PastSource):
         if what == "finished" and self.kept(what) is None:
             return await asyncio.to_thread(self._finished.before, until)
         return await super().inspect(what, **options)
+
+    def ended_with(self, word: str) -> list[FinishedInfo]:
+        """Return the requests with `word` in their id that had ended by now, the newest first. It reads files."""
+        return self._finished.with_id(word, self.position)
 
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return a detail as the recording had it last, up to now."""

@@ -76,6 +76,9 @@ class Navigation(Protocol):
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
 
+    def find_ended(self, word: str) -> None:
+        """Open the ended request with `word` in its id, or the list of several."""
+
     def open_selected(self) -> None:
         """Open the detail of the selected request or stage."""
 

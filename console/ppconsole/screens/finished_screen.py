@@ -14,6 +14,7 @@ from ppconsole.model.request_fields import FINISHED_FIELDS, finished_filter
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import Order, arranged
 from ppconsole.screens.console import Console
+from ppconsole.screens.ended_search import may_be_id
 from ppconsole.screens.line_screen import SORT_KEY, line_key, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.screens.request_screen import RequestScreen
@@ -43,7 +44,8 @@ class FinishedScreen(Reader):
         *verb_keys("memory", "engine"),
     ]
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, wanted: str = "") -> None:
+        """`wanted`: its first filter."""
         super().__init__(console)
         self._known: FinishedDetail | None = None
         self._order = Order("ended")
@@ -52,6 +54,7 @@ class FinishedScreen(Reader):
         self._cursor: Cursor[finished_table.Key] = Cursor()
         self._moved = False
         """The operator chose a row; until then the first one is selected, whichever that is."""
+        self._filter_by(wanted)
 
     def heading(self) -> str:
         """Return the title with the number of requests, and the filter."""
@@ -174,6 +177,8 @@ class FinishedScreen(Reader):
         if mode == "filter" and self._wrong:
             self.console.report(self._wrong, bad=True)
             self._filter_by(self._filter.text)
+        elif mode == "filter" and may_be_id(text) and not self._arranged():
+            self.console.navigation.find_ended(text.strip())
 
     def left(self, mode: Mode) -> None:
         """Leave the line; clear the filter."""

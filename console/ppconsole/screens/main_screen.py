@@ -15,6 +15,7 @@ from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.ended_search import may_be_id
 from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen
@@ -318,6 +319,8 @@ class MainScreen(LineScreen):
             if mode == "filter" and (error := self._model.state.filter_error):
                 self.console.report(error, bad=True)
                 self._filter(self._model.state.wanted.text)
+            elif mode == "filter" and may_be_id(text) and not self._model.arranged():
+                self.console.navigation.find_ended(text.strip())
         elif text.startswith(":"):  # the line stays open, as after a prompt
             if command := text[1:].strip():
                 self.console.navigation.run_line(command)

@@ -15,8 +15,10 @@ from textual.screen import Screen
 
 from ppconsole.link.engine_link import EngineLink, far_link
 from ppconsole.link.last_hour import LastHour
+from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
+from ppconsole.model.safe import clean
 from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
 from ppconsole.screens.line_screen import LineScreen
@@ -87,6 +89,36 @@ class Navigator:
             self._open_history()
         else:
             self._app.push_screen(screens[name]())
+
+    def find_ended(self, word: str) -> None:
+        """Open the ended request with `word` in its id, or the list of several."""
+        self._console.run_worker(
+            self._find_ended(word), name="search", exit_on_error=False, exclusive=True, group="search"
+        )
+
+    async def _find_ended(self, word: str) -> None:
+        from ppconsole.screens.ended_search import find_ended
+        from ppconsole.screens.finished_screen import FinishedScreen
+        from ppconsole.screens.request_screen import RequestScreen
+
+        before = self._screen()
+        try:
+            found = await find_ended(self._console, word)
+        except (LinkLost, QueryFailed) as error:
+            self._console.report(str(error), bad=True)
+            return
+        if self._screen() is not before:
+            return  # The operator is elsewhere by now.
+        if not found.ended:
+            self._console.report(f"no request with {clean(word)} in its id is live or in the record", bad=True)
+        elif len(found.ended) > 1 and found.listed and before is self._main:
+            self._app.push_screen(FinishedScreen(self._console, f'"{word}"'))
+        else:
+            if len(found.ended) > 1:
+                self._console.report(
+                    f"{len(found.ended)} ended requests have {clean(word)}; this is the newest", bad=False
+                )
+            self._app.push_screen(RequestScreen(self._console, found.ended[0].id, found.ended[0]))
 
     def open_engines(self, *, must_choose: bool = False) -> None:
         """Open the list of engines, and attach to the one that is chosen. `must_choose`: without one, leave."""

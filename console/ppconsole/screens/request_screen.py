@@ -11,8 +11,10 @@ from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
 from ppconsole.link.kept_requests import KeptRequest
+from ppconsole.link.source import QueryFailed
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.ended_search import find_ended
 from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, kept_request
@@ -36,7 +38,7 @@ class RequestScreen(Reader):
         """`ended`: the figures of its end, for one that the engine may have forgotten."""
         super().__init__(console)
         self.request = request
-        self._ended = ended
+        self._ended, self._searched = ended, False
         self._detail: RequestDetail | None = None
         self._kept: KeptRequest | None = None
         self._kept_at: float | None = None
@@ -84,7 +86,14 @@ class RequestScreen(Reader):
         if self._kept is not None and at == self._kept_at:
             return
         self._kept = None
-        answer = await self.console.source.inspect("request", request=self.request)
+        try:
+            answer = await self.console.source.inspect("request", request=self.request)
+        except QueryFailed as error:
+            if error.code == "NOT_FOUND" and self._ended is None and not self._searched:
+                self._searched = True
+                found = await find_ended(self.console, self.request)
+                self._ended = next((one for one in found.ended if one.id == self.request), None)
+            raise
         if isinstance(answer, KeptRequest):
             self._kept, self._kept_at = answer, at
         else:

@@ -7,6 +7,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from ppengine.protocol.clients import ROUTES
 from rich.cells import cell_len, set_cell_size
 
 from ppconsole.model.safe import clean
@@ -25,7 +26,6 @@ class Row(NamedTuple):
 
 EMPTY = Row(())
 _JOINER = "\u200d"
-_HTTP_IDS = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 """At the end of a text it would join what follows to it, and so take a cell away."""
 
 
@@ -75,7 +75,7 @@ def fit(text: str, width: int, align: str = "<") -> str:
 
 def id_text(name: str, width: int) -> str:
     """Return the id of a request for a column of `width`: of a long one over HTTP the end, as all begin alike."""
-    if len(name) <= width or not name.startswith(_HTTP_IDS):
+    if len(name) <= width or not name.startswith(tuple(ROUTES)):
         return name
     return f"…{name[len(name) - width + 1 :]}"
 

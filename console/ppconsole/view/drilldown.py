@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ppengine.protocol.clients import route_of
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import LogsDetail, RequestDetail, StacksDetail
 from ppengine.protocol.snapshot import RequestInfo
@@ -96,6 +97,7 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
         [
             ("owner", ended.owner), ("preemptions", str(ended.preemptions)),
             ("prompt", f"{ended.prompt_tokens} tokens"), ("output", f"{ended.output_tokens} tokens"),
+            *_came(ended.client, ended.route),
         ],
         width,
     )  # fmt: skip
@@ -143,8 +145,13 @@ def _request_numbers(detail: RequestDetail) -> list[tuple[str, str]]:
         ("computed", f"{detail.computed_tokens} tokens"), ("prefix hit", f"{detail.cached_tokens} tokens"),
         ("preemptions", str(detail.preemptions)), ("swaps", str(detail.swaps)),
         ("sampling", how), ("seed", "-" if sampling.seed is None else str(sampling.seed)),
-        ("priority", str(detail.priority)), ("client", detail.client or "-"),
+        ("priority", str(detail.priority)), *_came(detail.client, route_of(detail.id, detail.client)),
     ]  # fmt: skip
+
+
+def _came(client: str, route: str) -> list[tuple[str, str]]:
+    """Return the API key of a request, and its route if it came over HTTP."""
+    return [("client", client or "-"), *([("route", route)] if route else [])]
 
 
 def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:

@@ -34,7 +34,8 @@ log = logging.getLogger("ppengine.http")
 _ALIVE = ("serving", "resizing", "paused", "draining", "degraded")
 """States in which a restart of the engine would make things worse: a stage restarts within seconds."""
 _READY = ("serving", "resizing")
-ANTHROPIC = "/v1/messages"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ANTHROPIC = MESSAGES
 """Beginning of the paths whose errors are in Anthropic's form."""
 NO_KEY = "(no key)"
 """Client of the calls whose key is unknown or missing."""
@@ -50,8 +51,8 @@ class Routes:
     def app(self) -> Starlette:
         """Return the application."""
         posts: dict[str, _Handler] = {
-            "/v1/chat/completions": self.chat, "/v1/completions": self.complete, "/v1/responses": self.respond,
-            "/v1/messages": self.message, "/v1/messages/count_tokens": self.count, "/tokenize": self.tokenize,
+            "/v1/chat/completions": self.chat, "/v1/completions": self.complete, RESPONSES: self.respond,
+            MESSAGES: self.message, "/v1/messages/count_tokens": self.count, "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }  # fmt: skip
         gets: dict[str, _Handler] = {
@@ -85,7 +86,7 @@ class Routes:
         """Answer a chat in the form of OpenAI's Responses."""
         body = decode(await read_body(request), ResponsesRequest)
         with naming(body.names):
-            name, generation, replies = await self._service.chat(body.as_chat(), caller, "resp_")
+            name, generation, replies = await self._service.chat(body.as_chat(), caller, RESPONSES)
         answer = ResponsesAnswer(name, self._service, body, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 
@@ -93,7 +94,7 @@ class Routes:
         """Answer a chat in the form of Anthropic's Messages."""
         body = decode(await read_body(request), MessagesRequest)
         with naming(body.names):
-            name, generation, replies = await self._service.chat(body.as_chat(), caller, "msg_")
+            name, generation, replies = await self._service.chat(body.as_chat(), caller, MESSAGES)
         answer = MessagesAnswer(name, self._service, generation, replies)
         return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
 

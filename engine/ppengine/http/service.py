@@ -30,6 +30,7 @@ from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
 from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
+from ppengine.protocol.clients import ROUTES
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -43,6 +44,8 @@ PROMPTS_MOST = 1024
 """Most prompts of one request."""
 CONSTRAINTS_MOST = 2**18
 """Characters of the constraints of all prompts of a request: the core checks each."""
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+_PREFIXES = {route: prefix for prefix, route in ROUTES.items()}
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -82,10 +85,10 @@ class Service:
         if any(isinstance(one, str) for one in prompts):
             self.needs_tokenizer("prompt", "send prompt as token ids")
         ids = [one if isinstance(one, list) else await self._encode(one, special=special) for one in prompts]
-        return await self._begin("cmpl-", ids, request, caller)
+        return await self._begin(COMPLETIONS, ids, request, caller)
 
     async def chat(
-        self, request: ChatRequest, caller: Caller, prefix: str = "chatcmpl-"
+        self, request: ChatRequest, caller: Caller, route: str = CHATS
     ) -> tuple[str, Generation, ReplyFactory]:
         """Begin the generation of a chat; return its id, the generation and its readers. Raises ApiError."""
         self._check(request, caller)
@@ -102,7 +105,7 @@ class Service:
         )  # fmt: skip
         ids = await self._encode(text, special=False)
         spoken = {} if replies.plain else self._spoken
-        name, (generation,) = await self._begin(prefix, [ids], request, caller, spoken)
+        name, (generation,) = await self._begin(route, [ids], request, caller, spoken)
         return name, generation, replies
 
     async def count(self, request: ChatRequest) -> int:
@@ -172,10 +175,10 @@ class Service:
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     async def _begin(
-        self, prefix: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
+        self, route: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
         spoken: Mapping[int, str] | None = None,
     ) -> tuple[str, list[Generation]]:  # fmt: skip
-        sampling, name = self._sampling(request), _new_id(prefix, caller.request_id)
+        sampling, name = self._sampling(request), _new_id(_PREFIXES[route], caller.request_id)
         if sampling.structured_outputs is not None:
             size = len(prompts) * len(sampling.structured_outputs.compiled_form.text)
             if size > CONSTRAINTS_MOST:

@@ -8,6 +8,15 @@ from ppengine.protocol.quantiles import Quantiles
 
 HTTP_EDGES_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Upper edges of the durations of calls, in seconds; the first three are those of vLLM's server."""
+ROUTES = {
+    "cmpl-": "/v1/completions", "chatcmpl-": "/v1/chat/completions", "resp_": "/v1/responses", "msg_": "/v1/messages",
+}  # fmt: skip
+"""Routes of the HTTP port by the beginning of the ids that requests get there."""
+
+
+def route_of(request: str, client: str) -> str:
+    """Return the route on which a request came, by its id; empty without a `client`, so that it came otherwise."""
+    return next((route for begin, route in ROUTES.items() if client and request.startswith(begin)), "")
 
 
 class ClientInfo(msgspec.Struct, kw_only=True):

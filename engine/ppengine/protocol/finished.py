@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.clients import route_of
+
 
 class FinishedInfo(msgspec.Struct, kw_only=True):
     """One request, or one sample of it, that has ended; no text."""
@@ -45,6 +47,11 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
     loss: str = ""
     """Why it is lost, in one line; empty: it is not."""
+
+    @property
+    def route(self) -> str:
+        """The route of the HTTP port on which it came; empty: it came otherwise."""
+        return route_of(self.id, self.client)
 
     @property
     def ending(self) -> str:
