@@ -1,7 +1,7 @@
-"""A queue of chats, and the process that renders one of them at a time by the checkpoint's template.
+"""A queue of chats and long texts, and the process that renders or tokenizes one of them at a time.
 
-Its parent, the core or an HTTP process, never waits for it. The process is started at the first chat, is killed at the
-deadline of one, and is replaced at the next. A chat that has ended two processes is refused, and no other.
+Its parent, the core or an HTTP process, never waits for it. The process is started at the first of them, is killed at
+the deadline of one, and is replaced at the next. One that has ended two processes is refused, and no other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
+from typing import Literal
 
 from ppengine.common.child_process import Child, spawn
 from ppengine.common.one_line import one_line
-from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady
+from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady, Tokenize, Tokenized
 from ppengine.protocol.frames import encode
 
 log = logging.getLogger("ppengine.templates.parent")
@@ -27,12 +26,16 @@ CPU_S = 2
 """Processor seconds for one chat: the kernel ends the process. A template takes a thousandth."""
 RENDER_S = 10.0
 """Seconds for one chat, in case that the process is stopped, or that the machine is too busy."""
+TEXT_CPU_S, TEXT_S = 20, 60.0
+"""The same for the tokens of a text, with the load of the tokenizer; a megabyte takes about 0.5 s."""
 START_S = 30.0
 """Seconds for the start of the process, which imports Jinja on a machine that may be busy."""
 DEFER_S = 0.2
 """Seconds after which a chat that still waits is reported as deferred."""
 WAITING_MOST = 256
-"""Chats that wait; later ones are refused."""
+"""Chats and texts that wait; later ones are refused."""
+WAITING_CHARACTERS = 2**26
+"""Characters of the texts that wait; later texts are refused."""
 
 
 class TooManyChatsError(Exception):
@@ -41,15 +44,35 @@ class TooManyChatsError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Chat:
-    """One chat, and the functions that take its end and the reason of its wait."""
+    """One chat, or texts, and the functions that take the end and the reason of the wait."""
 
-    message: Render
-    end: Callable[[Rendered], None]
+    message: Render | Tokenize
+    end: Callable[[Rendered | Tokenized], None]
     defer: Callable[[str], None] | None
     since: float
     """Time at which it came, in seconds of the clock."""
     repeated: bool = False
     """Its first process has ended, so this is the second."""
+
+    @property
+    def name(self) -> str:
+        """The work in words."""
+        return "chat template" if isinstance(self.message, Render) else "tokenizer"
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that the child may take."""
+        return RENDER_S if isinstance(self.message, Render) else TEXT_S
+
+    @property
+    def characters(self) -> int:
+        """Characters of its texts."""
+        return sum(map(len, self.message.texts)) if isinstance(self.message, Tokenize) else 0
+
+    def refusal(self, error: str, code: Literal["INVALID", "BUSY"] = "INVALID") -> Rendered | Tokenized:
+        """Return the answer without a text or tokens."""
+        kind = Rendered if isinstance(self.message, Render) else Tokenized
+        return kind(number=self.message.number, error=error, code=code)
 
 
 @dataclass(eq=False)
@@ -80,31 +103,50 @@ class TemplateProcess:
     _count: int = field(init=False, default=0)
 
     def check_room(self) -> None:
-        """Raise TooManyChatsError if no further chat may wait."""
+        """Raise TooManyChatsError if no further chat or text may wait."""
         if len(self._queue) >= WAITING_MOST:
             raise TooManyChatsError(f"{WAITING_MOST} chats wait for the chat template; submit it again later")
+        if (waiting := sum(one.characters for one in self._queue)) > WAITING_CHARACTERS:
+            raise TooManyChatsError(f"prompts of {waiting} characters wait for the tokenizer; submit it again later")
 
     def render(
-        self, chat: Chat, most: int, end: Callable[[Rendered], None], defer: Callable[[str], None] | None = None
-    ) -> None:
+        self, chat: Chat, most: int, end: Callable[[Rendered | Tokenized], None],
+        defer: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         """Queue a chat. `end` takes its text of `most` characters at most, or the reason why there is none.
 
         `defer` takes the reason of a wait that is longer than usual.
         """
+        self._add(Render(number=self._next(), chat=chat, most=most, cpu_s=CPU_S), end, defer)
+
+    def tokenize(
+        self, texts: list[str], end: Callable[[Rendered | Tokenized], None],
+        defer: Callable[[str], None] | None = None, *, special: bool = True,
+    ) -> None:  # fmt: skip
+        """Queue texts. `end` takes the tokens of each, with the `special` ones of a prompt; `defer` as in `render`."""
+        self._add(Tokenize(number=self._next(), texts=texts, special=special, cpu_s=TEXT_CPU_S), end, defer)
+
+    def _next(self) -> int:
         self._count += 1
-        message = Render(number=self._count, chat=chat, most=most, cpu_s=CPU_S)
+        return self._count
+
+    def _add(
+        self, message: Render | Tokenize, end: Callable[[Rendered | Tokenized], None],
+        defer: Callable[[str], None] | None,
+    ) -> None:  # fmt: skip
         self._queue.append(_Chat(message, end, defer, self._clock()))
         self._go_on()
 
     def take(self, name: bytes, message: object) -> None:
         """Take an answer of the child; those of earlier children are dropped."""
+        chat = self._chat
         if self._child is None or name != self._name:
             return
         if isinstance(message, RendererReady):
             self._ready = True
-            if self._chat is not None:
-                self._give(self._chat)
-        elif isinstance(message, Rendered) and self._chat is not None and message.number == self._chat.message.number:
+            if chat is not None:
+                self._give(chat)
+        elif isinstance(message, Rendered | Tokenized) and chat is not None and message.number == chat.message.number:
             self._end(message)
         self._go_on()
 
@@ -121,12 +163,12 @@ class TemplateProcess:
             self._fail(f"its process cannot start: {self._start_error}")
         elif code is not None:
             if code == -signal.SIGXCPU:
-                self._fail(f"it takes more than {CPU_S} s of processor time")
+                self._fail(f"it takes more than {chat.message.cpu_s} s of processor time")
             else:
                 self._fail_or_repeat(chat)
         elif self._clock() > self._deadline:
             self._fail(
-                f"it runs longer than {RENDER_S:g} s" if self._ready
+                f"it runs longer than {chat.most_s:g} s" if self._ready
                 else f"its process has not started within {START_S:g} s"
             )  # fmt: skip
         self._report_waits()
@@ -139,7 +181,7 @@ class TemplateProcess:
         self._queue.clear()
         self._drop()
         for chat in waiting:
-            chat.end(Rendered(number=chat.message.number, error="the engine stops", code="BUSY"))
+            chat.end(chat.refusal("the engine stops", "BUSY"))
 
     def _go_on(self) -> None:
         """Begin with the next chat, if the last one has ended."""
@@ -152,8 +194,7 @@ class TemplateProcess:
             self._give(self._chat)
 
     def _start(self) -> None:
-        self._count += 1
-        name = f"t{self._count}"
+        name = f"t{self._next()}"
         arguments = ["--engine", str(self._run_dir / "engine.json"), "--socket", self.socket, "--name", name]
         try:
             self._child = spawn(MODULE, arguments, log=self._run_dir / "templates.log")
@@ -163,7 +204,7 @@ class TemplateProcess:
         self._name, self._ready, self._deadline = name.encode(), False, self._clock() + START_S
 
     def _give(self, chat: _Chat) -> None:
-        self._deadline = self._clock() + RENDER_S
+        self._deadline = self._clock() + chat.most_s
         self._send(self._name, encode(chat.message))
 
     def _fail_or_repeat(self, chat: _Chat) -> None:
@@ -190,7 +231,7 @@ class TemplateProcess:
         assert self._chat is not None
         log.warning("the process of chat templates is replaced: %s", one_line(why))
         self._drop()
-        self._end(Rendered(number=self._chat.message.number, error=one_line(f"chat template: {why}")))
+        self._end(self._chat.refusal(one_line(f"{self._chat.name}: {why}")))
         self._go_on()
 
     def _drop(self) -> None:
@@ -201,11 +242,12 @@ class TemplateProcess:
             self._killed.append(self._child)
             self._child = None
 
-    def _end(self, rendered: Rendered) -> None:
+    def _end(self, answer: Rendered | Tokenized) -> None:
         """End the present chat."""
         chat, self._chat = self._chat, None
         if chat is not None:
-            chat.end(msgspec.structs.replace(rendered, error=one_line(rendered.error)))
+            answer.error = one_line(answer.error)
+            chat.end(answer)
 
     def _report_waits(self) -> None:
         horizon = self._clock() - DEFER_S
@@ -213,5 +255,5 @@ class TemplateProcess:
             if chat.since > horizon:
                 break  # Those behind it came later.
             if chat.defer is not None:
-                chat.defer("waits for its chat template")
+                chat.defer(f"waits for its {chat.name}")
                 chat.defer = None

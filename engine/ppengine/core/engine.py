@@ -127,7 +127,7 @@ class Engine:
         self.constraints = constraints = Constraints(checker, masker, requests, frozenset(spec.eos_token_ids))
         self.rules = rules = ClientRules(requests, operations, clock)
         self.offline = OfflineRequests(
-            health, submissions, constraints, requests, rules, self.outputs, journal, reply
+            health, submissions, self.templates, constraints, requests, rules, self.outputs, journal, reply
         )  # fmt: skip
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)

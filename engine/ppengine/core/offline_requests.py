@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.constraints import FIELD, BadGrammarError, Constraints, TooManyGrammarsError
 from ppengine.core.health import Health
@@ -17,7 +18,8 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
-from ppengine.core.submissions import Submissions
+from ppengine.core.submissions import Submissions, by_tokens
+from ppengine.protocol.chat_messages import Rendered, Tokenized
 from ppengine.protocol.offline import AbortMany, Added, AddMany
 
 ADDED_MOST = 1000
@@ -34,6 +36,7 @@ class OfflineRequests:
 
     _health: Health
     _submissions: Submissions
+    _templates: TemplateProcess
     _constraints: Constraints
     _requests: LiveRequests
     _rules: ClientRules
@@ -42,8 +45,8 @@ class OfflineRequests:
     _reply: Callable[[bytes, msgspec.Struct], None]
     added: OrderedDict[tuple[str, int], list[str]] = field(init=False, default_factory=OrderedDict)
     """Requests of the newest messages, by session and number: one that is repeated is carried out once."""
-    _compiling: dict[tuple[str, int], tuple[bytes, AddMany]] = field(init=False, default_factory=dict)
-    """Messages whose grammars are being compiled, with the client, by session and number."""
+    _preparing: dict[tuple[str, int], tuple[bytes, AddMany]] = field(init=False, default_factory=dict)
+    """Messages whose grammars are being compiled, or whose texts tokenized, with the client, by session and number."""
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of a message: all of them or none, and once however often it comes."""
@@ -51,10 +54,10 @@ class OfflineRequests:
         if key in self.added:
             self._reply(client, Added(nonce=message.nonce, requests=self.added[key]))
             return
-        compiling, self._compiling[key] = key in self._compiling, (client, message)
+        preparing, self._preparing[key] = key in self._preparing, (client, message)
         samplings = (one.sampling for one in message.submissions)
         try:
-            if not compiling and self._constraints.compile(samplings, partial(self._compiled, key)):
+            if not preparing and self._constraints.compile(samplings, partial(self._compiled, key)):
                 self._compiled(key)
         except (BadGrammarError, TooManyGrammarsError) as error:
             text = str(error).removeprefix(f"{FIELD}: ")
@@ -62,14 +65,43 @@ class OfflineRequests:
 
     def _compiled(self, key: tuple[str, int], error: str = "", later: bool = False) -> None:
         """Go on with a message whose grammars are compiled, unless its client has left."""
-        client, message = self._compiling.pop(key, (b"", None))
+        client, message = self._preparing.pop(key, (b"", None))
         if message is None:
             return
         if error:
             text = f"{FIELD}: {error}"
             self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=later))
+            return
+        try:
+            texts = self._submissions.long_texts(message.submissions)
+            if texts:
+                self._templates.check_room()
+        except (DoesNotFit, ValueError):
+            texts = []  # `_add` names the prompt.
+        except TooManyChatsError as problem:
+            self._reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), later=True))
+            return
+        if texts:
+            self._preparing[key] = client, message
+            self._templates.tokenize(texts, partial(self._tokenized, key))
         else:
             self._add(client, message)
+
+    def _tokenized(self, key: tuple[str, int], answer: Rendered | Tokenized) -> None:
+        """Queue a message by the tokens of its texts, unless its client has left."""
+        client, message = self._preparing.pop(key, (b"", None))
+        if message is None:
+            return
+        if answer.error or not isinstance(answer, Tokenized):
+            later = answer.code == "BUSY"
+            self._reply(client, Added(nonce=message.nonce, requests=[], error=answer.error, later=later))
+            return
+        tokens = iter(answer.token_ids)
+        message.submissions = [
+            by_tokens(one, next(tokens)) if one.prompt is not None and one.prompt_token_ids is None else one
+            for one in message.submissions
+        ]
+        self._add(client, message)
 
     def _add(self, client: bytes, message: AddMany) -> None:
         key = message.session, message.nonce
@@ -102,15 +134,15 @@ class OfflineRequests:
 
     def open_session(self, session: str) -> None:
         """Abort the requests that an earlier process has left in a session."""
-        self._compiling = {key: waiting for key, waiting in self._compiling.items() if key[0] != session}
+        self._preparing = {key: waiting for key, waiting in self._preparing.items() if key[0] != session}
         self._requests.abort_many(self._outputs.open_in(session))
 
     def abort(self, message: AbortMany) -> None:
-        """Abort requests of a session, also those whose grammars are being compiled."""
+        """Abort requests of a session, also those that are being prepared."""
         names = set(message.requests)
-        for key, (_, waiting) in list(self._compiling.items()):
+        for key, (_, waiting) in list(self._preparing.items()):
             if key[0] == message.session and any(one.request in names for one in waiting.submissions):
-                del self._compiling[key]
+                del self._preparing[key]
         self._requests.abort_many(message.requests)
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:

@@ -1,4 +1,4 @@
-"""The steps of a submission before its plan: its grammar is compiled, then its chat rendered, each in a child."""
+"""The steps of a submission before its plan, each in a child: grammar, chat, tokens of a long text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ppengine.core.constraints import FIELD, Constraints
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError
 from ppengine.core.refusals import REFUSALS
-from ppengine.core.submissions import Submissions
-from ppengine.protocol.chat_messages import Rendered
+from ppengine.core.submissions import INLINE_CHARACTERS, Submissions, by_tokens
+from ppengine.protocol.chat_messages import Rendered, Tokenized
 from ppengine.protocol.control import Command
 from ppengine.protocol.verbs import Submit
 
@@ -48,37 +48,62 @@ class SubmissionSteps:
         if not self._constraints.compile([sampling], partial(self._compiled, one)):
             self._wait(one)
             return False
-        return self._render(one)
+        return self._prepare(one)
 
     def _compiled(self, one: Submission, error: str, later: bool) -> None:
         try:
             if error:
                 raise CommandError("BUSY" if later else "INVALID", f"{FIELD}: {error}")
-            if self._render(one):
+            if self._prepare(one):
                 one.go_on(one)
         except REFUSALS as problem:
             one.refuse(one, problem)
 
-    def _render(self, one: Submission) -> bool:
-        """Return True if `one` is no chat; otherwise have it rendered."""
-        if not one.verb.chat:
+    def _prepare(self, one: Submission) -> bool:
+        """Return True if `one` is neither a chat nor a long text; otherwise have it rendered, or tokenized."""
+        if one.verb.chat:
+            chat, most = self._submissions.chat(one.verb)
+            self._templates.check_room()
+            self._wait(one)
+            self._templates.render(chat, most, partial(self._rendered, one), self._defer(one))
+            return False
+        texts = self._submissions.long_texts([one.verb])
+        if not texts:
             return True
-        chat, most = self._submissions.chat(one.verb)
         self._templates.check_room()
         self._wait(one)
-        defer = None if one.operation is None else partial(self._operations.defer, one.operation)
-        self._templates.render(chat, most, partial(self._rendered, one), defer)
+        self._templates.tokenize(texts, partial(self._tokenized, one), self._defer(one))
         return False
 
-    def _rendered(self, one: Submission, rendered: Rendered) -> None:
+    def _rendered(self, one: Submission, answer: Rendered | Tokenized) -> None:
         try:
-            if rendered.error:
-                raise CommandError(rendered.code, rendered.error)
-            one.verb = self._submissions.rendered(one.verb, rendered.text)
-            one.command = msgspec.structs.replace(one.command, verb=one.verb)
-            one.go_on(one)
+            if answer.error or not isinstance(answer, Rendered):
+                raise CommandError(answer.code, answer.error)
+            if len(answer.text) <= INLINE_CHARACTERS:
+                self._go_on(one, self._submissions.rendered(one.verb, answer.text))
+            else:
+                self._templates.tokenize(
+                    [answer.text], partial(self._tokenized, one), self._defer(one), special=False
+                )  # fmt: skip
         except REFUSALS as problem:
             one.refuse(one, problem)
+
+    def _tokenized(self, one: Submission, answer: Rendered | Tokenized) -> None:
+        try:
+            if answer.error or not isinstance(answer, Tokenized):
+                raise CommandError(answer.code, answer.error)
+            self._go_on(one, by_tokens(one.verb, answer.token_ids[0]))
+        except REFUSALS as problem:
+            one.refuse(one, problem)
+
+    @staticmethod
+    def _go_on(one: Submission, verb: Submit) -> None:
+        """Plan `one` by the tokens of its prompt."""
+        one.verb, one.command = verb, msgspec.structs.replace(one.command, verb=verb)
+        one.go_on(one)
+
+    def _defer(self, one: Submission) -> Callable[[str], None] | None:
+        return None if one.operation is None else partial(self._operations.defer, one.operation)
 
     def _wait(self, one: Submission) -> None:
         if one.operation is None and not one.command.dry_run:

@@ -22,6 +22,10 @@ CHAT_MOST = MAX_FRAME_BYTES // 4 - 1024
 """Most characters of a rendered chat, which comes in one message; a character has at most four bytes."""
 
 
+INLINE_CHARACTERS = 2000
+"""Longer texts are tokenized in another process: these take the core a millisecond."""
+
+
 class Submissions:
     """Makes the requests of a prompt, one per sample. `taken` contains the request ids in use."""
 
@@ -100,8 +104,19 @@ class Submissions:
 
     def rendered(self, verb: Submit, text: str) -> Submit:
         """Return the submission of a chat by the tokens of its text."""
-        ids = self._checked(text).encode_chat(text)
-        return msgspec.structs.replace(verb, prompt=None, prompt_token_ids=ids, chat=False)
+        return by_tokens(verb, self._checked(text).encode_chat(text))
+
+    def long_texts(self, verbs: list[Submit]) -> list[str]:
+        """Return the prompts that are texts, if they are too long together to be tokenized here; else none.
+
+        Raises as `requests` for one that cannot fit.
+        """
+        texts = [one.prompt for one in verbs if one.prompt is not None and one.prompt_token_ids is None]
+        if sum(map(len, texts)) <= INLINE_CHARACTERS or any(one.chat for one in verbs):
+            return []
+        for text in texts:
+            self._checked(text)
+        return texts
 
     def _checked(self, text: str) -> Tokenizer:
         """Return the tokenizer for `text`. Raises ValueError if there is none, DoesNotFit for a text too long."""
@@ -109,7 +124,7 @@ class Submissions:
             raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
         most = self._most
         if len(text) > most:
-            # Tokenizing takes about 0.5 s per megabyte and would block the core.
+            # Tokenizing takes about 0.5 s per megabyte.
             fits = f"{self._max_model_len} tokens of at most {self._longest_token} characters"
             raise DoesNotFit(
                 f"the prompt has {len(text)} characters, max_model_len is {fits}; at most {most} would fit",
@@ -140,3 +155,8 @@ class Submissions:
             name = f"r-{turn * 0x10000 + (self._first_name + number * 0x9E37) % 0x10000:04x}"
             if name not in self._taken:
                 return name
+
+
+def by_tokens(verb: Submit, ids: list[int]) -> Submit:
+    """Return a submission with the tokens of its prompt in place of its text."""
+    return msgspec.structs.replace(verb, prompt=None, prompt_token_ids=ids, chat=False)

@@ -14,7 +14,7 @@ import zmq.asyncio
 from ppengine.common.config import EngineConfig
 from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.http.api_errors import ApiError, invalid, unavailable
-from ppengine.protocol.chat_messages import Chat, FromRenderer, Rendered
+from ppengine.protocol.chat_messages import Chat, FromRenderer, Rendered, Tokenized
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError
 
 log = logging.getLogger("ppengine.http")
@@ -40,9 +40,9 @@ class ChatRenderer:
 
     async def render(self, chat: Chat, most: int) -> str:
         """Return the text of a chat, of `most` characters at most. Raises ApiError."""
-        future: asyncio.Future[Rendered] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Rendered | Tokenized] = asyncio.get_running_loop().create_future()
 
-        def end(rendered: Rendered) -> None:
+        def end(rendered: Rendered | Tokenized) -> None:
             if not future.done():
                 future.set_result(rendered)
 
@@ -52,7 +52,7 @@ class ChatRenderer:
             raise ApiError(429, "rate_limit_error", str(error), retry_after_s=1) from None
         self._process.render(chat, most, end)
         rendered = await future
-        if not rendered.error:
+        if isinstance(rendered, Rendered) and not rendered.error:
             return rendered.text
         if rendered.code == "BUSY":
             raise unavailable(rendered.error)

@@ -1,4 +1,4 @@
-"""Messages between the process that renders chat templates and its parent, on a socket of the parent."""
+"""Messages between the process of chat templates and tokens and its parent, on a socket of the parent."""
 
 from __future__ import annotations
 
@@ -31,19 +31,42 @@ class Render(msgspec.Struct, tag="render", kw_only=True):
     """Processor seconds after which the kernel ends the process; up to one more, as it counts whole ones."""
 
 
-class Rendered(msgspec.Struct, tag="rendered", kw_only=True):
-    """Text of a chat, or the reason why there is none."""
+class Tokenize(msgspec.Struct, tag="tokenize", kw_only=True):
+    """Texts whose tokens are wanted."""
 
     number: int
-    text: str = ""
+    texts: list[str]
+    special: bool
+    """Whether the special tokens of a prompt are around each; a rendered chat has its own."""
+    cpu_s: int
+    """See `Render`."""
+
+
+class Answered(msgspec.Struct, kw_only=True):
+    """An answer, or the reason why there is none."""
+
+    number: int
     error: str = ""
-    """One line; empty with a text."""
+    """One line; empty: there is none."""
     code: Literal["INVALID", "DOES_NOT_FIT", "BUSY"] = "INVALID"
     """Code of the refusal that the error leads to."""
 
 
+class Rendered(Answered, tag="rendered", kw_only=True):
+    """Text of a chat."""
+
+    text: str = ""
+
+
+class Tokenized(Answered, tag="tokenized", kw_only=True):
+    """Tokens of each text."""
+
+    token_ids: list[list[int]] = []
+
+
 class RendererReady(msgspec.Struct, tag="renderer-ready", kw_only=True):
-    """The process has set its limits and takes chats."""
+    """The process has set its limits and takes work."""
 
 
-FromRenderer = Rendered | RendererReady
+ToRenderer = Render | Tokenize
+FromRenderer = Rendered | Tokenized | RendererReady

@@ -1,4 +1,5 @@
-"""The process that renders chat templates, within limits of time and memory; started by the core at the first chat.
+"""The process that renders chat templates and tokenizes long texts; started by its parent at the first of them.
 
-A template is a program of the checkpoint's author. Here it can end no more than this process, which the core replaces.
+A template is a program of the checkpoint's author: it has limits of time and memory, and can end no more than this
+process, which the parent replaces. Tokens are made here so that a long prompt keeps no step of the engine waiting.
 """

@@ -1,4 +1,4 @@
-"""`python -m ppengine.templates --engine FILE --socket SOCKET --name NAME`: renders chats until its lifeline closes."""
+"""`python -m ppengine.templates --engine FILE --socket SOCKET --name NAME`: renders chats, tokenizes long texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -15,13 +16,18 @@ from ppengine.checkpoint.chat_template import ChatTemplate, TooLongError
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.one_line import one_line
-from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady
-from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady, Tokenize, Tokenized, ToRenderer
+from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, encode
+
+if TYPE_CHECKING:
+    from ppengine.checkpoint.tokenizer import Tokenizer
 
 log = logging.getLogger("ppengine.templates")
 
 MEMORY_BYTES = 512 * 2**20
-"""Address space of the process; without a template it takes a tenth."""
+"""Address space of the process while a template runs, without the tokenizer; it begins with a tenth of that."""
+TOKENS_MOST = (MAX_FRAME_BYTES - 1024) // 5
+"""Tokens of one answer, which is one message; a token has at most five bytes."""
 FILES = 32
 """Open files and sockets."""
 
@@ -44,28 +50,35 @@ def main() -> int:
     limit(resource.RLIMIT_AS, MEMORY_BYTES)
     limit(resource.RLIMIT_NOFILE, FILES)
     limit(resource.RLIMIT_CORE, 0)
-    chats, renderer = Codec(Render), Renderer(Path(config.model_path))
+    work, renderer = Codec(ToRenderer), Renderer(Path(config.model_path))
     socket.send(encode(RendererReady()))
     log.info("started, with %d MiB of memory", MEMORY_BYTES // 2**20)
     while True:
-        chat = chats.decode(socket.recv())
-        assert isinstance(chat, Render)
-        socket.send(encode(renderer.answer(chat)))
+        message = work.decode(socket.recv())
+        assert isinstance(message, Render | Tokenize)
+        socket.send(encode(renderer.answer(message)))
 
 
 class Renderer:
-    """Answers chats by the template of one checkpoint, read at the first."""
+    """Answers chats by the template of one checkpoint, and texts by its tokenizer. Both are read at first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._template: ChatTemplate | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._tokenizer_bytes = 0
+        """Address space that the tokenizer has taken."""
         # Jinja compiles its own expressions at the first template; the first chat need not wait for that.
         ChatTemplate("", {}).render(Chat(messages=[]), 0)
 
-    def answer(self, chat: Render) -> Rendered:
-        """Return the text of a chat, or why there is none."""
-        # The limit is on the whole life of a process: it moves on with each chat.
-        limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + chat.cpu_s)
+    def answer(self, message: Render | Tokenize) -> Rendered | Tokenized:
+        """Return the text of a chat, or tokens, or why there are none."""
+        # The limit is on the whole life of a process: it moves on with each message.
+        limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + message.cpu_s)
+        return self._rendered(message) if isinstance(message, Render) else self._tokenized(message)
+
+    def _rendered(self, chat: Render) -> Rendered:
+        limit(resource.RLIMIT_AS, MEMORY_BYTES + self._tokenizer_bytes)
         try:
             if self._template is None:
                 self._template = ChatTemplate.load(self._folder)
@@ -75,11 +88,38 @@ class Renderer:
         except ConfigError as error:
             return Rendered(number=chat.number, error=one_line(str(error)))
 
+    def _tokenized(self, message: Tokenize) -> Tokenized:
+        """Return the tokens of texts: the work of a library, which needs no limit of memory."""
+        number, before = message.number, _address_bytes()
+        limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
+        try:
+            if self._tokenizer is None:
+                from ppengine.checkpoint.tokenizer import Tokenizer  # An HTTP process's child never needs it.
+
+                self._tokenizer = Tokenizer.load(self._folder)
+            one = self._tokenizer.encode if message.special else self._tokenizer.encode_chat
+            ids = [one(text) for text in message.texts]
+            if (count := sum(map(len, ids))) > TOKENS_MOST:
+                error = f"the prompt has {count} tokens; at most {TOKENS_MOST} are taken at once"
+                return Tokenized(number=number, error=error, code="DOES_NOT_FIT")
+            return Tokenized(number=number, token_ids=ids)
+        except ConfigError as error:
+            return Tokenized(number=number, error=one_line(str(error)))
+        finally:
+            self._tokenizer_bytes += max(0, _address_bytes() - before)
+
+
+def _address_bytes() -> int:
+    """Return the address space of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
 
 def limit(kind: int, most: int) -> None:
     """Set a limit of this process; a lower one that it has inherited stays."""
     _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    if hard != resource.RLIM_INFINITY:
+        most = hard if most == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, hard))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""Long texts are tokenized in the process of chat templates, short ones in the core."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from chat_world import ChatWorld, renderers
+from engines import wait_until
+from ppengine.common import template_process
+from ppengine.core import submission_steps, submissions
+from ppengine.protocol.control import Accepted, Refused
+from ppengine.protocol.offline import AbortMany, Added, AddMany
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+LONG = "a text of some length"
+SAMPLING = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
+
+
+def write_tokenizer(folder):
+    """Write a tokenizer whose ids are not those that the core's own would give."""
+    made = Tokenizer(models.WordLevel({chr(code): code - 31 for code in range(32, 127)} | {"?": 96}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    made.add_special_tokens(["<s>"])
+    begin = made.token_to_id("<s>")
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    made.save(str(folder / "tokenizer.json"))
+    return begin
+
+
+def ids_of(text):
+    return [ord(letter) - 31 if letter != "?" else 96 for letter in text]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(submissions, "INLINE_CHARACTERS", 8)
+    monkeypatch.setattr(submission_steps, "INLINE_CHARACTERS", 8)
+    made = ChatWorld(tmp_path, "{{ messages[0]['content'] }}!")
+    made.begin = write_tokenizer(tmp_path)
+    yield made
+    made.close()
+    wait_until(lambda: not renderers(), "the process has ended")
+
+
+def submit(world, text, **fields):
+    world.now = time.monotonic()
+    world.say(Submit(prompt=text, sampling=SAMPLING, **fields))
+    return f"c{world._count}"
+
+
+def prompt_of(world, name):
+    end = world.end_of(name)
+    assert end.state == "applied", end
+    return world.engine.outputs.get(end.request).prompt_ids
+
+
+def test_a_long_prompt_comes_back_as_tokens_and_a_short_one_never_leaves(world):
+    assert prompt_of(world, submit(world, "short")) == [1, *(ord(letter) % 100 for letter in "short")]
+    assert renderers() == []
+    name = submit(world, LONG)
+    assert [type(answer) for answer in world.told(name)] == [Accepted], "the core does not wait"
+    assert prompt_of(world, name) == [world.begin, *ids_of(LONG)]
+
+
+def test_a_long_chat_has_the_special_tokens_of_its_template_alone(world):
+    assert prompt_of(world, submit(world, LONG, chat=True)) == ids_of(f"{LONG}!")
+
+
+def test_a_dry_run_counts_the_tokens(world):
+    world.now = time.monotonic()
+    world.say(Submit(prompt=LONG, sampling=SAMPLING), dry_run=True)
+    end = world.end_of(f"c{world._count}")
+    assert end.text == f"queue 1 sample(s) of {1 + len(LONG)} prompt tokens"
+
+
+def test_a_process_that_is_killed_loses_no_prompt(world):
+    prompt_of(world, submit(world, LONG))
+    pid = renderers()[0]
+    os.kill(pid, signal.SIGSTOP)
+    name = submit(world, LONG)
+    os.kill(pid, signal.SIGKILL)
+    assert prompt_of(world, name) == [world.begin, *ids_of(LONG)]
+
+
+def test_a_prompt_that_cannot_be_tokenized_is_refused_in_one_line(world, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    end = world.end_of(submit(world, LONG))
+    assert isinstance(end, Refused) and "tokenizer.json" in end.text and "\n" not in end.text
+    assert world.last(submit(world, "x" * 65)).code == "DOES_NOT_FIT", "refused before it is sent"
+
+
+def test_too_much_text_is_refused_at_once(world, monkeypatch):
+    monkeypatch.setattr(template_process, "WAITING_CHARACTERS", 30)
+    names = [submit(world, LONG) for _ in range(4)]
+    assert world.last(names[3]).code == "BUSY" and "wait for the tokenizer" in world.last(names[3]).text
+    assert len(prompt_of(world, names[2])) == 1 + len(LONG)
+
+
+def add(world, nonce, *prompts):
+    verbs = [
+        Submit(sampling=SAMPLING, request=f"m{nonce}-{at}", **({"prompt": one} if isinstance(one, str) else one))
+        for at, one in enumerate(prompts)
+    ]
+    world.now = time.monotonic()
+    world.engine.offline.add_many(b"p", AddMany(nonce=nonce, session="s", submissions=verbs))
+
+
+def added(world, nonce):
+    return [one for _, one in world.answers if isinstance(one, Added) and one.nonce == nonce]
+
+
+def test_a_batch_of_texts_and_tokens_keeps_its_order(world):
+    add(world, 1, "one", {"prompt_token_ids": [5, 6]}, "and two")
+    add(world, 1, "one", {"prompt_token_ids": [5, 6]}, "and two")
+    world.until(lambda: added(world, 1), "the batch is queued")
+    assert added(world, 1)[0].requests == ["m1-0", "m1-1", "m1-2"]
+    prompts = [world.engine.outputs.get(f"m1-{at}").prompt_ids for at in range(3)]
+    assert prompts == [[world.begin, *ids_of("one")], [5, 6], [world.begin, *ids_of("and two")]]
+
+
+def test_a_batch_that_is_aborted_meanwhile_is_not_queued(world):
+    add(world, 1, LONG)
+    world.engine.offline.abort(AbortMany(session="s", requests=["m1-0"]))
+    add(world, 2, LONG, "x" * 65)
+    assert added(world, 2)[0].error.startswith("prompt 1: the prompt has 65 characters")
+    add(world, 3, LONG)
+    world.until(lambda: added(world, 3), "a later batch is queued")
+    assert added(world, 1) == [] and "m1-0" not in world.engine.outputs
