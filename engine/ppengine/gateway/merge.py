@@ -107,7 +107,6 @@ def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
         prefix_hit_tokens_total=core.prefix_hit_tokens_total,
         tiers=core.tiers,
         dropped_total=inputs.dropped + core.dropped_total,
-        tiers=core.tiers,
     )
 
 
