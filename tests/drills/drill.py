@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import shutil
+import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +109,7 @@ class Result:
 
 def positions(kind: Kind, stages: int) -> dict[str, int | None]:
     """Return where the drill strikes: the first, a middle and the last stage, as far as the kind can strike there."""
-    if kind.on != "stage":
+    if not kind.placed:
         return {kind.on: None}
     places = {"first": 0, "middle": stages // 2, "last": stages - 1} if stages > 2 else {"first": 0, "last": stages - 1}
     return {name: stage for name, stage in places.items() if kind.fits(stage, stages)}
@@ -117,15 +118,18 @@ def positions(kind: Kind, stages: int) -> dict[str, int | None]:
 async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: int = 0) -> Result:
     """Run one drill, at `rank` of a stage of `tensor` ranks. `problem` says if the drill itself failed."""
     stage = positions(kind, stages)[position]
-    right: list[int | None] = [None] if stage is None else list(kind.stages(stage, stages))
+    right: list[int | None] = list(kind.stages(stage or 0, stages)) or [None]
     result = Result(
         kind=kind.name, stages=stages, stage=stage, position=position, effect=kind.effect, held_out=kind.held_out,
         expects=list(kind.expects), right_stages=right, tensor=tensor, rank=rank,
     )  # fmt: skip
+    folder = tempfile.mkdtemp(prefix="pp-tiers-")
+    settings = [f"parallel.tensor={tensor}", *(tiers(folder) if kind.on == "store" else [])]
     try:
-        engine = await asyncio.to_thread(Served, profile(stages, f"parallel.tensor={tensor}"), "--allow-faults")
+        engine = await asyncio.to_thread(Served, profile(stages, *settings), "--allow-faults")
     except AssertionError as error:
         result.problem = f"the engine did not start: {error}"
+        shutil.rmtree(folder)
         return result
     try:
         async with watch(engine.record) as watcher:
@@ -134,7 +138,19 @@ async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: i
         result.problem = result.problem or f"{type(error).__name__}: {error}"[:300]
     finally:
         await asyncio.to_thread(end, engine)
+        shutil.rmtree(folder, ignore_errors=True)
     return result
+
+
+def tiers(folder: str) -> list[str]:
+    """Return settings with which prompts are fetched from files of `folder` all the time: little else holds them."""
+    return [
+        "tiers.host=true",
+        f"tiers.backends.disk={{kind: files, url: {folder}, write: always}}",
+        "tiers.least_tokens=16",
+        "memory.swap_space_gib=0.004",
+        "memory.device_mib=24",
+    ]
 
 
 async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:

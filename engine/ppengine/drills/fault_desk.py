@@ -149,8 +149,9 @@ class FaultDesk:
         kind = find(verb.kind)
         groups = self._config.groups
         kind.check(verb.stage, groups, verb.rank)
-        name = kind.on if verb.stage is None else groups.text(Place(verb.stage, verb.rank))
-        on = _On(kind, verb.stage, verb.rank, self._pids(kind.on, verb.stage, verb.rank), name)
+        place = None if verb.stage is None else Place(verb.stage, verb.rank)
+        name = kind.on if place is None else place.store_role if kind.on == "store" else groups.text(place)
+        on = _On(kind, verb.stage, verb.rank, self._pids(*kind.process(place)), name)
         if command.dry_run:
             text = f"{on.text}: {kind.does}"
             return [Outcome(id=command.id, op="", state="planned", text=text, plan=[text])]
@@ -186,7 +187,8 @@ class FaultDesk:
         return self._send(waiting, sorted(places), Lift(command.id))
 
     def _lives(self, fault: _On) -> bool:
-        return fault.pid is not None and self._pids(fault.kind.on, fault.stage, fault.rank) == fault.pid
+        place = None if fault.stage is None else Place(fault.stage, fault.rank)
+        return fault.pid is not None and self._pids(*fault.kind.process(place)) == fault.pid
 
     def _send(self, waiting: _Open, places: Sequence[Place], message: Inject | Lift) -> list[Reply]:
         waiting.missing.update(places)

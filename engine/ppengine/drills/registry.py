@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from ppengine.common.groups import Groups
 from ppengine.protocol.inspection import FaultInfo
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Cause
 
 How = Literal["strike", "arm", "outside"]
@@ -21,7 +22,8 @@ How = Literal["strike", "arm", "outside"]
 Effect = Literal["hang", "death", "slow", "wrong", "grow", "blind", "none"]
 """Effect on the engine. `grow`: it uses up memory or descriptors; `blind`: it works, but is no longer observed;
 `none`: it works and is observed."""
-On = Literal["stage", "core", "agent", "gateway"]
+On = Literal["stage", "store", "core", "agent", "gateway"]
+"""The struck process. `store`: the one of a stage's place, whose faults are no fault of the stage."""
 Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]
 Action = Callable[..., Any]
@@ -29,7 +31,7 @@ Action = Callable[..., Any]
 POINTS = ("step", "receive", "expect", "forward", "reduce", "send", "copy", "map", "ack", "poll")
 _MODULES = (
     "hang_faults", "edge_faults", "end_faults", "slow_faults", "memory_faults", "number_faults", "incident_programs",
-    "watcher_faults", "device_faults",
+    "watcher_faults", "store_faults", "device_faults",
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {}
 
@@ -78,13 +80,14 @@ class Kind:
     def check(self, stage: int | None, groups: Groups, rank: int = 0) -> None:
         """Raise FaultError unless the kind can strike at rank `rank` of `stage`."""
         count = groups.pipeline
-        if self.on != "stage":
+        if not self.placed:
             if stage is not None or rank:
                 options = "--stage and --rank" if rank else "--stage"
                 raise FaultError(f"{self.name} strikes the {self.on}: leave {options} out")
             return
         if stage is None:
-            raise FaultError(f"{self.name} strikes a stage: say which with --stage, 0 to {count - 1}")
+            what = "a stage" if self.on == "stage" else "the store of a stage"
+            raise FaultError(f"{self.name} strikes {what}: say which with --stage, 0 to {count - 1}")
         if not 0 <= stage < count:
             raise FaultError(f"no stage {stage}: this engine has 0 to {count - 1}")
         if not self.fits(stage, count):
@@ -94,6 +97,17 @@ class Kind:
         if self.ranks and groups.tensor == 1:
             raise FaultError(f"{self.name} strikes {self.where_words()}, and each stage of this engine has one")
 
+    @property
+    def placed(self) -> bool:
+        """Whether it strikes a process of a place."""
+        return self.on in ("stage", "store")
+
+    def process(self, place: Place | None) -> tuple[str, int | None, int]:
+        """Return role, stage and rank of the struck process, as its report has them. `place` None: it has none."""
+        if place is None:
+            return self.on, None, 0
+        return (place.store_role, None, 0) if self.on == "store" else ("stage", *place)
+
     def fits(self, stage: int, count: int) -> bool:
         """Return whether the kind can strike at `stage` of `count`."""
         first, last = stage == 0, stage == count - 1
@@ -102,8 +116,10 @@ class Kind:
 
     def where_words(self) -> str:
         """Return the struck place, in words."""
-        if self.on != "stage":
+        if not self.placed:
             return f"the {self.on}"
+        if self.on == "store":
+            return "the store of any stage, with tiers.backends"
         if self.ranks:
             return "a rank of several"
         pair = "an edge, by the stage before it" if self.pair else "any stage on a GPU" if self.gpu else "any stage"

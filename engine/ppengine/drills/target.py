@@ -30,6 +30,12 @@ class Target:
         return self.role("stage", self.stage)
 
     @property
+    def store(self) -> int:
+        """Process of the store of the stage's place. Raises FaultError if it is not known."""
+        assert self.stage is not None  # `Kind.check` ensures it
+        return self.role(Place(self.stage, self.rank).store_role)
+
+    @property
     def edge_pids(self) -> tuple[int, int]:
         """Processes at both ends of the stage's edge, which connects equal ranks."""
         assert self.stage is not None  # `Kind.check` ensures it
