@@ -15,6 +15,8 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+import torch
+from checkpoints import reference_logits
 from engines import wait_until
 from llguidance import LLMatcher
 from ppengine.common.config import load_profile
@@ -274,6 +276,24 @@ def test_log_probabilities_are_those_of_the_tokens(client: openai.OpenAI, writte
     logprobs = whole.choices[0].logprobs
     assert logprobs is not None and "".join(logprobs.tokens or []) == whole.choices[0].text
     assert [len(one) for one in logprobs.top_logprobs or []] == [2] * 5 and (logprobs.text_offset or [9])[0] == 0
+
+
+def test_an_echoed_prompt_has_the_log_probabilities_of_transformers(engine: Served, client: openai.OpenAI) -> None:
+    """Twice the same: the second one finds its prefix in the cache, and leaves it there."""
+    ids = call(engine, "POST", "/tokenize", {"prompt": PROMPT * 30})[1]["tokens"]
+    expected = torch.log_softmax(reference_logits(Path(engine.config.model_path), ids, torch.float64), -1)
+    for _ in range(2):
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT * 30, max_tokens=2, echo=True, logprobs=1, extra_body={"prompt_logprobs": 0}
+        )
+        choice = answer.choices[0]
+        assert choice.text.startswith(PROMPT * 30) and choice.logprobs is not None
+        known = choice.logprobs.token_logprobs or []
+        assert known[0] is None and len(known) == len(ids) + 2
+        own = [float(expected[at - 1, token]) for at, token in enumerate(ids[1:], 1)]
+        assert known[1 : len(ids)] == pytest.approx(own, abs=1e-5)
+        scored = [one[str(token)]["logprob"] for one, token in zip(choice.prompt_logprobs[1:], ids[1:], strict=True)]
+        assert scored == known[1 : len(ids)]
 
 
 def test_tokens_go_there_and_back(engine: Served) -> None:

@@ -25,6 +25,7 @@ from ppengine.http.service import Service
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.offline import Added, Piece, StateAnswer
+from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.verbs import Submit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -60,6 +61,8 @@ class ScriptedLink:
     submitted: list[Submit] = field(default_factory=list)
     left: list[Followed] = field(default_factory=list)
     ended_samples: list[tuple[str, int]] = field(default_factory=list)
+    forgets: bool = False
+    """Leave out the log-probabilities of prompts, as a core that was restarted."""
     refusal: Added | None = None
     """Answer of the core to all requests."""
     state: StateAnswer = field(
@@ -92,7 +95,14 @@ class ScriptedLink:
             reason = self.reason if number == len(pieces) else None
             wanted = submission.sampling.logprobs
             logprobs = [Logprob(-0.5, [(one, -0.5)] * wanted) for one in tokens] if wanted is not None else []
-            followed.take(Piece(followed.request, sample, offset, tokens, logprobs, reason, cached_tokens=3))
+            piece = Piece(followed.request, sample, offset, tokens, logprobs, reason, cached_tokens=3)
+            best = submission.sampling.prompt_logprobs
+            if best is not None and not offset and not sample and not self.forgets:
+                known = [PromptLogprob(-1.5, 7, [(3 + at, -0.25) for at in range(best)])] * len(
+                    submission.prompt_token_ids or []
+                )
+                piece.prompt_logprobs = [None, *known[1:]]
+            followed.take(piece)
             offset += len(tokens)
 
     def end_sample(self, followed: Followed, sample: int) -> None:

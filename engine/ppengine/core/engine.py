@@ -344,6 +344,8 @@ class Engine:
 
     def _retire(self, serving: Serving) -> None:
         for step in self.tracker.take_retired():
+            for scores in step.prompts:
+                self.outputs.score(scores)
             retirement = serving.scheduler.retire(step.number, step.sampled)
             # The grammar process works while this one hands out the tokens.
             self.constraints.advance(serving.scheduler)

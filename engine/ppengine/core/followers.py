@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ppengine.core.output_state import Output, Sample
 from ppengine.protocol.offline import Follow, News, Piece
+from ppengine.protocol.prompt_scores import PromptLogprob
 
 _ENDED = -1
 """In place of the count of a sample whose end was sent."""
@@ -42,15 +43,19 @@ def _pieces(follower: _Follower, output: Output) -> Iterator[Piece]:
     for index, sample in enumerate(output.samples):
         known, ended = counts[index], sample.finish_reason is not None
         if known != _ENDED and (ended or len(sample.tokens) > known):
-            yield _piece(output.request, index, known, sample)
+            prompt = output.prompt_logprobs if not index and not known else []
+            yield _piece(output.request, index, known, sample, prompt)
             counts[index] = _ENDED if ended else len(sample.tokens)
     if output.finished:
         del follower.sent[output.request]
 
 
-def _piece(request: str, index: int, offset: int, sample: Sample) -> Piece:
+def _piece(
+    request: str, index: int, offset: int, sample: Sample, prompt: list[PromptLogprob | None]
+) -> Piece:  # fmt: skip
     ending = sample.ending
     return Piece(
         request, index, offset, sample.tokens[offset:], sample.logprobs[offset:], sample.finish_reason,
         "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
+        prompt,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -77,6 +78,8 @@ class Output:
     prompt_ids: list[int]
     sampling: SamplingParams
     samples: list[Sample]
+    prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)
+    """One a token of the prompt where they were asked for; None: not computed, as that of the first token."""
     number: int = 0
     """Number of its first sample in order of arrival."""
     deaths: int = 0

@@ -16,6 +16,7 @@ from ppengine.core.journal_records import Entered
 from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
+from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.sampling import SamplingParams
 
 MAX_WAITING = 10_000
@@ -69,7 +70,7 @@ class OutputHub:
 
     def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams, number: int) -> Output:
         """Begin the output of a request. A request id is used once."""
-        output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)], number)
+        output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)], number=number)
         if self._tokenizer is not None and sampling.detokenize:
             for sample in output.samples:
                 stream = self._tokenizer.stream(prompt_ids)
@@ -131,6 +132,15 @@ class OutputHub:
         output.deaths = 0
         self._touch(output)
         return sample.push(token, ended)
+
+    def score(self, scores: PromptScores) -> None:
+        """Keep log-probabilities of a prompt. Those that are computed again are the same."""
+        output = self._outputs.get(scores.request)
+        if output is None or output.sampling.prompt_logprobs is None:
+            return
+        if not output.prompt_logprobs:
+            output.prompt_logprobs = [None] * len(output.prompt_ids)
+        output.prompt_logprobs[scores.first : scores.first + len(scores.logprobs)] = scores.logprobs
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
@@ -333,4 +343,5 @@ def as_wire(output: Output) -> RequestOutput:
             for sample in output.samples
         ],
         output.finished,
+        output.prompt_logprobs,
     )

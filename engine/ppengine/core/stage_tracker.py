@@ -11,6 +11,7 @@ import msgspec
 from ppengine.core.stage_records import Stages
 from ppengine.protocol.frames import encode
 from ppengine.protocol.place import Place
+from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.steps import Mapped, Retired, Sampled, Step
 
 
@@ -26,6 +27,7 @@ class InFlightStep:
     """Blocks that it copies or swaps."""
     missing: set[Place]
     sampled: list[Sampled] = field(default_factory=list)
+    prompts: list[PromptScores] = field(default_factory=list)
     digests: dict[int, int] = field(default_factory=dict)
     """By rank of the last stage: checksum of the tokens that it sampled."""
 
@@ -94,7 +96,7 @@ class StageTracker:
                 if place.stage == self._last:
                     step.digests[place.rank] = message.digest
                     if not place.rank:
-                        step.sampled = message.sampled
+                        step.sampled, step.prompts = message.sampled, message.prompts
                 break
         return bool(self._steps) and not self._steps[0].missing
 

@@ -14,6 +14,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.frames import MAX_FRAME_BYTES
+from ppengine.protocol.prompt_scores import VALUES_MOST
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -48,6 +49,9 @@ class Submissions:
         ids = self._ids(verb)
         sampling = self._sampling(verb.sampling)
         name = self._name(verb.request)
+        if sampling.prompt_logprobs is not None and (values := len(ids) * (sampling.prompt_logprobs + 1)) > VALUES_MOST:
+            what = f"prompt_logprobs of {sampling.prompt_logprobs} for {len(ids)} tokens are {values} values"
+            raise ValueError(f"{what}; at most {VALUES_MOST} are taken")
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
             id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, principal=principal,

@@ -51,12 +51,24 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class PromptToken(msgspec.Struct, kw_only=True):
+    """A token at one position of a prompt, as vLLM has it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTokens = list[dict[str, PromptToken] | None]
+"""Tokens by id for each position of a prompt; none for the first."""
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Log-probabilities of a completion, in lists of one entry a token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -67,6 +79,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: PromptTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -133,6 +146,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True):

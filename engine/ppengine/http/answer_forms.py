@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import answer_fields as fields
 from ppengine.http.api_errors import ApiError
 from ppengine.http.generation import Generation, Part
@@ -72,6 +73,23 @@ def usage_of(generations: Sequence[Generation]) -> fields.Usage:
 def pairs(parts: Sequence[Part]) -> list[tuple[int, Logprob]]:
     """Return the tokens of `parts` with their log-probabilities."""
     return [pair for part in parts for pair in zip(part.token_ids, part.logprobs, strict=False)]
+
+
+def prompt_tokens(generation: Generation, tokenizer: Tokenizer, wanted: int) -> fields.PromptTokens:
+    """Return the log-probabilities of a prompt in vLLM's form: at each position its own token, and the best ones."""
+    known = generation.prompt_logprobs or [None] * len(generation.prompt_ids)
+    found: fields.PromptTokens = []
+    for token, scores in zip(generation.prompt_ids, known, strict=True):
+        if scores is None:
+            found.append(None)
+            continue
+        best = [(one, value, rank) for rank, (one, value) in enumerate(scores.top[:wanted], 1)]
+        both = {one: (value, rank) for one, value, rank in [*best, (token, scores.logprob, scores.rank)]}
+        found.append({
+            str(one): fields.PromptToken(logprob=value, rank=rank, decoded_token=tokenizer.token_text(one))
+            for one, (value, rank) in both.items()
+        })  # fmt: skip
+    return found
 
 
 class ChunkedAnswer(ABC):

@@ -23,7 +23,6 @@ _NO_OP: dict[str, tuple[object, ...]] = {
     "length_penalty": (1,),
     "modalities": (["text"],),
     "prediction": (),
-    "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),

@@ -8,7 +8,7 @@ import msgspec
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import answer_fields as fields
-from ppengine.http.answer_forms import ChunkedAnswer, pairs
+from ppengine.http.answer_forms import ChunkedAnswer, pairs, prompt_tokens
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.generation import Generation, Part
 from ppengine.http.reply.reply_events import Event, settled
@@ -25,6 +25,7 @@ class ChatAnswer(ChunkedAnswer):
     ) -> None:
         super().__init__(name, service, request, [generation])
         self._wanted, self._replies, self.plain = request.wanted_logprobs(), replies, replies.plain
+        self._scored = request.prompt_logprobs
         self._choices = [_Choice(replies) for _ in range(generation.choices)]
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.ChatChunk | None:
@@ -52,9 +53,12 @@ class ChatAnswer(ChunkedAnswer):
                     index=index, message=message, logprobs=self._logprobs(one), finish_reason=reason
                 )
             )  # fmt: skip
-        return fields.ChatCompletion(
+        whole = fields.ChatCompletion(
             id=self._name, created=self._created, model=self._model, choices=choices, usage=self.usage()
         )
+        if self._scored is not None:
+            whole.prompt_logprobs = prompt_tokens(self._generations[0], self._tokenizer, self._scored)
+        return whole
 
     def usage(self) -> fields.Usage:
         """See `ChunkedAnswer`."""

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from typing_extensions import override
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.answer_forms import ChunkedAnswer, pairs
+from ppengine.http.answer_forms import ChunkedAnswer, pairs, prompt_tokens
 from ppengine.http.generation import Generation, Part
 from ppengine.http.request_fields import CompletionRequest
 from ppengine.http.service import Service
 
 
 class CompletionAnswer(ChunkedAnswer):
-    """See `Answer`."""
+    """See `Answer`. With `echo`, the first part of a choice begins with the prompt."""
 
     def __init__(
         self, name: str, service: Service, request: CompletionRequest, generations: Sequence[Generation]
     ) -> None:
         super().__init__(name, service, request, generations)
         self._wanted, self.plain = request.logprobs, True
+        self._scored, self._prompt_alone = request.prompt_logprobs, request.prompt_alone
+        self._prompts = _texts(request, generations, service) if request.echo else {}
+        self._begun: set[int] = set()
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.Completion:
         """See `ChunkedAnswer`."""
@@ -30,25 +34,67 @@ class CompletionAnswer(ChunkedAnswer):
         """See `Answer`."""
         return self._made([self._choice(one) for one in parts], self.usage())
 
+    @override
+    def usage(self) -> fields.Usage:
+        usage = super().usage()
+        if self._prompt_alone:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
+
     def _made(
         self, choices: list[fields.CompletionChoice], usage: fields.Usage | msgspec.UnsetType | None
     ) -> fields.Completion:
         return fields.Completion(id=self._name, created=self._created, model=self._model, choices=choices, usage=usage)
 
     def _choice(self, parts: list[Part]) -> fields.CompletionChoice:
-        return fields.CompletionChoice(
-            index=parts[0].choice, text="".join(part.text for part in parts),
-            logprobs=None if self._wanted is None else self._logprobs(parts), finish_reason=parts[-1].finish_reason,
+        number, reason = parts[0].choice, parts[-1].finish_reason
+        generation = self._generations[number // self._generations[0].choices]
+        begins, prompt = number not in self._begun, self._prompts.get(id(generation), "")
+        self._begun.add(number)
+        if self._prompt_alone:
+            parts, reason = [], "length" if reason == "stop" else reason
+        logprobs = None
+        if self._wanted is not None:
+            logprobs = fields.CompletionLogprobs([], [], [], [])
+            if self._prompts and begins:
+                self._add_prompt(logprobs, generation, self._wanted)
+            self._add_output(logprobs, parts, len(prompt), self._wanted)
+        choice = fields.CompletionChoice(
+            index=number, text=(prompt if begins else "") + "".join(part.text for part in parts), logprobs=logprobs,
+            finish_reason=reason,
         )  # fmt: skip
+        if self._scored is not None:
+            choice.prompt_logprobs = prompt_tokens(generation, self._tokenizer, self._scored)
+        return choice
 
-    def _logprobs(self, parts: list[Part]) -> fields.CompletionLogprobs:
-        made, place = fields.CompletionLogprobs([], [], [], []), parts[0].offset
+    def _add_prompt(self, made: fields.CompletionLogprobs, generation: Generation, wanted: int) -> None:
+        """Add the tokens of the prompt. The first has no log-probability: no token is before it."""
+        known, place = generation.prompt_logprobs or [None] * len(generation.prompt_ids), 0
+        for token, scores in zip(generation.prompt_ids, known, strict=True):
+            text = self._tokenizer.token_text(token)
+            made.tokens.append(text)
+            made.text_offset.append(place)
+            made.token_logprobs.append(None if scores is None else scores.logprob)
+            if scores is None:
+                made.top_logprobs.append(None)
+            else:
+                best = {self._tokenizer.token_text(one): value for one, value in scores.top[:wanted]}
+                made.top_logprobs.append({text: scores.logprob} | best)
+            place += 0 if self._tokenizer.is_silent(token) else len(text)
+
+    def _add_output(self, made: fields.CompletionLogprobs, parts: Sequence[Part], before: int, wanted: int) -> None:
+        """Add the tokens of `parts`; `before`: characters of the prompt in front of the output."""
+        place = before + (parts[0].offset if parts else 0)
         for token, logprob in pairs(parts):
             text = self._tokenizer.token_text(token)
             made.tokens.append(text)
             made.token_logprobs.append(logprob.chosen)
-            best = {self._tokenizer.token_text(one): value for one, value in logprob.top[: self._wanted]}
-            made.top_logprobs.append(best)
+            made.top_logprobs.append({self._tokenizer.token_text(one): value for one, value in logprob.top[:wanted]})
             made.text_offset.append(place)
             place += len(text)
-        return made
+
+
+def _texts(request: CompletionRequest, generations: Sequence[Generation], service: Service) -> Mapping[int, str]:
+    """Return the prompts as texts, by generation: as they came, or the text of their tokens."""
+    both = zip(generations, request.prompts(), strict=True)
+    return {id(one): given if isinstance(given, str) else service.tokenizer.decode(given) for one, given in both}

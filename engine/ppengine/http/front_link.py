@@ -77,6 +77,7 @@ class Followed:
             if before is not None:
                 piece.offset = before.offset
                 piece.token_ids, piece.logprobs = before.token_ids + piece.token_ids, before.logprobs + piece.logprobs
+                piece.prompt_logprobs = before.prompt_logprobs or piece.prompt_logprobs
             if piece.offset and piece.finish_reason is None and len(piece.token_ids) < self.interval:
                 self._kept[piece.sample] = piece
                 return

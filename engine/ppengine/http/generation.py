@@ -12,6 +12,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.offline import Piece
+from ppengine.protocol.prompt_scores import PromptLogprob
 
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 """Finish reasons of the core that a client hears; any other is an error."""
@@ -57,6 +58,10 @@ class Generation:
     min_tokens: int
     spoken: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that have a text in the answer."""
+    scored: bool = False
+    """Whether the log-probabilities of the prompt are wanted."""
+    prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)
+    """One a token of the prompt if they are wanted, from the first part on."""
     output_tokens: int = 0
     cached_tokens: int = 0
     _choices: list[_Choice] = field(init=False)
@@ -90,6 +95,11 @@ class Generation:
             return None
         if reason is not None and reason not in _REASONS:
             raise ApiError(500, "server_error", f"the request was {reason}: {piece.loss or 'the engine ended it'}")
+        if piece.prompt_logprobs:
+            self.prompt_logprobs = piece.prompt_logprobs
+        elif self.scored and not self.prompt_logprobs and len(self.prompt_ids) > 1 and piece.token_ids:
+            text = "the log-probabilities of the prompt are lost, as the engine's core was restarted; send it again"
+            raise ApiError(503, "service_unavailable_error", text)
         self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
         part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
         choice.over = part.finish_reason is not None

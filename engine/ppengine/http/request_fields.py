@@ -49,6 +49,7 @@ class CommonFields(StructuredFields, kw_only=True):
     user: str | None = None
     priority: int | None = None
     best_of: int | None = None
+    prompt_logprobs: int | None = None
 
     def params(self, most_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return how the core samples; stop texts are found here. Raises ApiError.
@@ -61,6 +62,8 @@ class CommonFields(StructuredFields, kw_only=True):
             )
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         given["structured_outputs"] = self.constraint()
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs is given with stream; an event has no place for them", "prompt_logprobs")
         try:
             # Checked with their texts, and sent without them: the core has token ids alone.
             whole = SamplingParams(**given, stop=self.stops(), max_tokens=most_tokens, logprobs=logprobs)
@@ -77,6 +80,7 @@ class CommonFields(StructuredFields, kw_only=True):
 _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "min_p",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
+    "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -86,10 +90,20 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     add_special_tokens: bool = True
+    echo: bool | None = None
+    """Begin each text with the prompt; with `logprobs`, those of the prompt come first."""
+
+    @property
+    def prompt_alone(self) -> bool:
+        """Whether no output is wanted: the engine makes one token, which is left out."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def sampling(self) -> SamplingParams:
         """Return how the core samples; the default of `max_tokens` is OpenAI's. Raises ApiError."""
-        return self.params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+        most = 16 if self.max_tokens is None else self.max_tokens
+        sampling = self.params(1 if self.prompt_alone else most, self.logprobs)
+        wanted = [one for one in (self.prompt_logprobs, self.logprobs if self.echo else None) if one is not None]
+        return msgspec.structs.replace(sampling, prompt_logprobs=max(wanted)) if wanted else sampling
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises ApiError."""

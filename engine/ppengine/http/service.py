@@ -206,7 +206,7 @@ class Service:
         return name, [
             Generation(
                 self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,
-                spoken or {},
+                spoken or {}, sampling.prompt_logprobs is not None,
             )
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip

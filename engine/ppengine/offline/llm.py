@@ -14,6 +14,7 @@ from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.frames import check_utf8
+from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -51,6 +52,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
+    prompt_logprobs: list[PromptLogprob | None] | None = None
+    """One a token of the prompt where the sampling asked for them; that of the first is None."""
 
 
 def _portions(submissions: Sequence[Submit]) -> Iterator[tuple[int, int]]:
@@ -193,7 +196,9 @@ class LLMEngine:
             for index, sample in enumerate(output.samples)
         ]
         prompt = self._open.get(output.request)
-        return RequestOutput(output.request, prompt, output.prompt_token_ids, samples, output.finished)
+        return RequestOutput(
+            output.request, prompt, output.prompt_token_ids, samples, output.finished, output.prompt_logprobs or None
+        )
 
 
 class LLM:

@@ -17,6 +17,7 @@ from ppengine.protocol.control import (
 )
 from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageFigures
+from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.verbs import Submit
 
@@ -75,6 +76,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     prompt_token_ids: list[int]
     samples: list[SampleOutput]
     finished: bool
+    prompt_logprobs: list[PromptLogprob | None] = []
 
 
 class Collected(msgspec.Struct, tag="collected", kw_only=True):
@@ -118,6 +120,8 @@ class Piece(msgspec.Struct, array_like=True):
     """Why it is lost, in one line; empty: it is not."""
     cached_tokens: int = 0
     """At the end: prompt tokens whose blocks were cached."""
+    prompt_logprobs: list[PromptLogprob | None] = []
+    """Those of the prompt, with the first tokens of sample 0."""
 
 
 class News(msgspec.Struct, tag="news", kw_only=True):

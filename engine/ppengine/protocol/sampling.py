@@ -65,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     """The text that the output must be; None: any."""
+    prompt_logprobs: int | None = None
+    """Return the log-probabilities of the prompt's tokens, and of this many best ones. Its prefix is not reused."""
 
     def __post_init__(self) -> None:
         """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
@@ -101,6 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"{len(self.stop_token_ids)} stop_token_ids; at most {MAX_STOP_TOKENS} are taken")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs is {self.logprobs}; it must be 0 to {MAX_LOGPROBS}")
+        if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"prompt_logprobs is {self.prompt_logprobs}; it must be 0 to {MAX_LOGPROBS}")
         if self.stop and not self.detokenize:
             raise ValueError("stop texts need detokenize=True")
         _check_factors(self)

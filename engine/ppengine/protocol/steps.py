@@ -12,6 +12,7 @@ from enum import IntEnum, IntFlag
 
 import msgspec
 
+from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.reports import Finding, StageLedger
 
 FIRST_GENERATION = 1
@@ -89,6 +90,8 @@ class Register(msgspec.Struct, array_like=True):
     """-1: none."""
     adjustments: Adjustments | None = None
     """None: logits are taken as they are."""
+    prompt_logprobs: int = -1
+    """Number of the best tokens at each position of the prompt that are reported; -1: no position is."""
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -163,6 +166,8 @@ class Retired(msgspec.Struct, tag="retired", array_like=True):
     """Tensor rank of that peer; None: this rank's."""
     digest: int = 0
     """Last stage: checksum of its sampled tokens, which are the same on every rank. Rank 0 alone sends them."""
+    prompts: list[PromptScores] = []
+    """Rank 0 of the last stage only: log-probabilities of prompts that it has computed."""
 
 
 class Mapped(msgspec.Struct, tag="mapped", array_like=True):

@@ -57,6 +57,8 @@ class BatchState:
     def __init__(self, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.requests: dict[int, Register] = {}
+        self.scored: set[int] = set()
+        """Slots of requests whose prompt has log-probabilities: few, so that most steps need not look."""
         self._max_blocks = -(-max_model_len // block_size)
         self._tables: Ints = np.zeros((_FIRST_SLOTS, self._max_blocks), np.int64)
         self._tokens: dict[int, Ints] = {}
@@ -66,12 +68,14 @@ class BatchState:
         for slot in slots:
             self._check(slot)
             del self.requests[slot], self._tokens[slot]
+            self.scored.discard(slot)
 
     def register(self, registers: list[Register]) -> None:
         """Take requests in; one that is there already starts over."""
         for register in registers:
             slot = register.slot
             self.requests[slot] = register
+            (self.scored.discard if register.prompt_logprobs < 0 else self.scored.add)(slot)
             self._tokens[slot] = np.asarray(register.tokens, np.int64)
             if slot >= len(self._tables):
                 more = max(slot + 1, 2 * len(self._tables)) - len(self._tables)

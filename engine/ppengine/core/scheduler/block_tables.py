@@ -111,8 +111,8 @@ class BlockTables:
         leader = request.leader
         if leader is not None and not request.output_ids and self.can_fork(leader):
             return leader.blocks[: self.blocks_for(known)]
-        if not self.prefix_caching:
-            return []
+        if not self.prefix_caching or request.scores_prompt:
+            return []  # Positions whose blocks are cached have no logits.
         return self.device.lookup(request.full_digests(known // self.block_size, self.block_size))
 
     def can_fork(self, leader: Request) -> bool:

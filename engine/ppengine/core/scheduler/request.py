@@ -115,6 +115,11 @@ class Request:
         return self.pending < most_pending
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of its prompt are still to be computed: with its first token all are known."""
+        return self.sampling.prompt_logprobs is not None and not self.sample and not self.output_ids
+
+    @property
     def group(self) -> str:
         """Id of its prompt: the id of sample 0."""
         return self.id if self.leader is None else self.leader.id

@@ -113,6 +113,7 @@ class StepLog:
                 stop_token_ids=sorted(request.stops),
                 logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
                 adjustments=_adjustments(sampling) if sampling.adjusts else None,
+                prompt_logprobs=sampling.prompt_logprobs or 0 if request.scores_prompt else -1,
             )
         )
 

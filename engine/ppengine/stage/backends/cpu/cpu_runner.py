@@ -15,6 +15,7 @@ from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, S
 from ppengine.stage.batch_state import Plan
 from ppengine.stage.checksum import checksum
 from ppengine.stage.pending_step import Pending
+from ppengine.stage.prompt_positions import positions_of, score, scores_of
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
 from ppengine.stage.sampler import masks_by_slot, sample_rows
 from ppengine.stage.token_history import TokenHistory
@@ -86,6 +87,11 @@ class CpuRunner(Runner):
         self, number: int, plan: Plan, hidden: Tensor, masks: dict[int, bytes], pending: Pending
     ) -> None:  # fmt: skip
         """Sample on the last stage, and pass the tokens to the first one."""
+        for some in positions_of(plan, self._state):
+            self._ring.part(_HEAD, number, -1, len(some.targets))
+            found = scores_of(some, score(some, hidden, self._model.whole_logits))
+            if not self.rank:
+                pending.retired.prompts.append(found)
         rows = len(plan.sampled)
         if not rows:
             return

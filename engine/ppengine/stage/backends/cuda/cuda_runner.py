@@ -32,6 +32,7 @@ from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.pending_step import Pending
+from ppengine.stage.prompt_positions import Positions, positions_of, score, scores_of, wants_positions
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
 from ppengine.stage.sampler import masks_by_slot
 from ppengine.stage.token_history import adjustment_of
@@ -104,7 +105,8 @@ class CudaRunner(Runner):
         number, buffers = step.number, self.buffers
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
-        fitting = () if self._checks.looks_inside else buffers.graphs
+        scores = self._model.last and wants_positions(plan, self._state)
+        fitting = () if self._checks.looks_inside or scores else buffers.graphs
         graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
         ids: Ints = np.zeros(count, np.int64) if self._receiver is not None else self._input_ids(plan)
         if graphs is not None:
@@ -192,12 +194,27 @@ class CudaRunner(Runner):
             if look:
                 # The next step overwrites `hidden`.
                 self._look(out, pending, partial(finite.explain, number, plan, batch, hidden.clone(), out))
+            if self._model.last:
+                self._score(plan, out, pending)
             if self._model.last and sampled:
                 out = self._model.whole_logits(out[last])
                 compute.settle()
                 if look:
                     self._look(out, pending, partial(finite.explain_logits, number, plan, out))
         return Launched(out, slots, positions)
+
+    def _score(self, plan: Plan, hidden: Tensor, pending: Pending) -> None:
+        """Launch the log-probabilities of prompts; they come with the acknowledgement."""
+        copies, retired = self.buffers.copies, pending.retired
+
+        def report(wanted: Positions, hosts: list[Tensor]) -> None:
+            found = scores_of(wanted, copies.read(hosts))
+            if not self.rank:
+                retired.prompts.append(found)
+
+        for wanted in positions_of(plan, self._state):
+            hosts = copies.launch(self.buffers.compute, *score(wanted, hidden, self._model.whole_logits))
+            pending.finally_do(partial(report, wanted, hosts))
 
     def _look(self, values: Tensor, pending: Pending, explain: Callable[[], None]) -> None:
         """Have `explain` called at the end of the step if `values` are not all finite."""

@@ -1,0 +1,26 @@
+"""Log-probabilities of the tokens of a prompt, each after the tokens before it."""
+
+from __future__ import annotations
+
+import msgspec
+
+VALUES_MOST = 2**17
+"""Log-probabilities of one prompt: its tokens, times the best ones of each and the token's own."""
+
+
+class PromptLogprob(msgspec.Struct, array_like=True):
+    """One token of a prompt."""
+
+    logprob: float
+    rank: int
+    """1: no token was more likely."""
+    top: list[tuple[int, float]] = []
+    """The most likely tokens, as (token, log-probability)."""
+
+
+class PromptScores(msgspec.Struct, array_like=True):
+    """The prompt's tokens at positions `[first, first + len)`; the first token of all has none before it."""
+
+    request: str
+    first: int
+    logprobs: list[PromptLogprob]

@@ -1,0 +1,88 @@
+"""`echo` and `prompt_logprobs` of the HTTP port, with OpenAI's and vLLM's meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from http_world import ASK, world
+
+PROMPT, TEXT = "Once upon a time", " there was"
+BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9}
+
+
+async def test_a_text_begins_with_its_prompt_once() -> None:
+    async with world(TEXT) as one:
+        ids = one.model.tokenizer.encode("The dog")
+        body = {**BODY, "echo": True, "n": 2}
+        _, whole = await one.post("/v1/completions", body)
+        assert [choice["text"] for choice in whole["choices"]] == [PROMPT + TEXT] * 2
+        assert one.model.submitted[-1].sampling.prompt_logprobs is None
+        texts = ["", ""]
+        for event in await one.events("/v1/completions", body):
+            texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+        assert texts == [PROMPT + TEXT] * 2
+        _, whole = await one.post("/v1/completions", {**BODY, "prompt": ids, "echo": True})
+        assert whole["choices"][0]["text"] == f"The dog{TEXT}", "tokens have the text that they write"
+
+
+async def test_log_probabilities_of_the_prompt_come_first() -> None:
+    async with world(TEXT) as one:
+        ids = one.model.tokenizer.encode(PROMPT)
+        for stream in (False, True):
+            body = {**BODY, "echo": True, "logprobs": 2}
+            if stream:
+                parts = [event["choices"][0] for event in await one.events("/v1/completions", body)]
+            else:
+                parts = (await one.post("/v1/completions", body))[1]["choices"]
+            found: dict[str, list[Any]] = {}
+            for part in parts:
+                for name, values in part["logprobs"].items():
+                    found.setdefault(name, []).extend(values)
+            count = len(ids)
+            assert found["token_logprobs"][: count + 1] == [None, *[-1.5] * (count - 1), -0.5]
+            assert found["top_logprobs"][0] is None and -1.5 in found["top_logprobs"][1].values()
+            assert len(found["top_logprobs"][1]) == 3, "two best ones, and the token of the prompt"
+            assert "".join(found["tokens"]) == PROMPT + TEXT
+            text = PROMPT + TEXT
+            assert all(text[at:].startswith(token) for at, token in zip(
+                found["text_offset"], found["tokens"], strict=True))  # fmt: skip
+            assert one.model.submitted[-1].sampling.prompt_logprobs == 2
+
+
+async def test_without_an_output_the_prompt_is_scored_alone() -> None:
+    """As evaluation harnesses do."""
+    async with world(TEXT, "length") as one:
+        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}
+        _, whole = await one.post("/v1/completions", body)
+        (choice,) = whole["choices"]
+        assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+        assert len(choice["logprobs"]["tokens"]) == len(one.model.tokenizer.encode(PROMPT))
+        assert whole["usage"]["completion_tokens"] == 0
+        assert one.model.submitted[-1].sampling.max_tokens == 1
+        status, answer = await one.post("/v1/completions", {**body, "echo": False})
+        assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_prompt_logprobs_have_the_form_of_vllm(path: str) -> None:
+    async with world(TEXT) as one:
+        body = {"prompt_logprobs": 1, **(BODY if "chat" not in path else {"messages": ASK})}
+        _, whole = await one.post(path, body)
+        found = (whole if "chat" in path else whole["choices"][0])["prompt_logprobs"]
+        ids = one.model.submitted[-1].prompt_token_ids or []
+        assert found[0] is None and len(found) == len(ids)
+        own = found[1][str(ids[1])]
+        assert own == {"logprob": -1.5, "rank": 7, "decoded_token": one.model.tokenizer.token_text(ids[1])}
+        assert found[1]["3"]["rank"] == 1
+        status, answer = await one.post(path, {**body, "stream": True})
+        assert (status, answer["error"]["param"]) == (400, "prompt_logprobs")
+        assert "prompt_logprobs" not in str(await one.post(path, {**body, "prompt_logprobs": None}))
+
+
+async def test_log_probabilities_that_were_lost_are_an_error() -> None:
+    async with world(TEXT) as one:
+        one.model.forgets = True
+        status, answer = await one.post("/v1/completions", {**BODY, "echo": True, "logprobs": 1})
+        assert status == 503 and "send it again" in answer["error"]["message"]
+        assert (await one.post("/v1/completions", {**BODY, "echo": True}))[0] == 200
