@@ -152,3 +152,22 @@ def test_a_port_is_held_and_shared_with_the_processes_alone() -> None:
                 pass
             with pytest.raises(OSError, match="in use"):
                 http_port.reserve(parse_http(f"127.0.0.1:{port}"))
+        with pytest.raises(OSError, match="in use"):
+            http_port.reserve(parse_http(f"127.0.0.1:{port}"))
+
+
+def test_a_port_whose_old_connections_the_kernel_keeps_is_free() -> None:
+    import socket
+
+    from ppengine.http.__main__ import listen
+
+    with http_port.reserve(parse_http("127.0.0.1:0")) as held:
+        port = held.getsockname()[1]
+        listener = listen(parse_http(f"127.0.0.1:{port}"))
+        listener.setblocking(True)
+        with listener, socket.create_connection(("127.0.0.1", port), 5) as client:
+            listener.accept()[0].close()  # The side that closes first keeps the address, in TIME_WAIT.
+            assert client.recv(1) == b""
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind(("127.0.0.1", port))
+    http_port.reserve(parse_http(f"127.0.0.1:{port}")).close()

@@ -31,14 +31,17 @@ def reserve(address: HttpAddress) -> socket.socket:
 
     Sockets that share the port have SO_REUSEPORT; one of another program without it keeps the port from being bound.
     """
-    held = socket.socket(socket.AF_INET6 if address.six else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if address.six else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Without this first, a port on which another program listens with SO_REUSEPORT would be shared with it.
+        # Without this first, a port on which another program listens with SO_REUSEPORT would be shared with it. Closed
+        # connections of an engine before this one, which the kernel keeps for a minute, do not matter by SO_REUSEADDR.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address.ip, address.port))
         port = held.getsockname()[1]
         held.close()
-        held = socket.socket(held.family, socket.SOCK_STREAM)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held = socket.socket(family, socket.SOCK_STREAM)
+        # No SO_REUSEADDR here, or another engine could hold the port, too.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((address.ip, port))
     except OSError:
