@@ -67,7 +67,7 @@ $(VENV)/.beside: $(VENV)/bin/python constraints.txt
 $(VENV)/.test: $(VENV)/bin/python constraints.txt pyproject.toml
 	@$(MAKE) --no-print-directory -j2 PIP='$(PIP)' $(VENV)/.torch $(VENV)/.beside
 	@PYTHONPATH=kernels:engine $(BIN)/python -m pytest -p no:cacheprovider tests/kernels/test_vectors.py >/dev/null 2>&1 & \
-	  $(PIP) --no-build-isolation -e '.[engine,serve,ray,dev]'; code=$$?; wait; exit $$code
+	  $(PIP) --no-build-isolation -e '.[engine,serve,otel,ray,dev]'; code=$$?; wait; exit $$code
 	@touch $@ $(VENV)/.demo
 
 clean:

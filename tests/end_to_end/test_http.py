@@ -23,9 +23,10 @@ from ppengine.common.config import load_profile
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import DrainClient, Kick, Limit, Pause, Resume, Submit
+from ppengine.protocol.verbs import DrainClient, Kick, Limit, Pause, Resume, Submit, SwapIn, SwapOut
 from serving import Served
 from structured_judge import schema_grammar, structured
+from trace_receiver import TraceReceiver, values
 
 pytestmark = pytest.mark.long
 PROMPT, STEPS, MOST = "Once upon a time", 60, 6
@@ -34,10 +35,17 @@ GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Served]:
+def receiver() -> Iterator[TraceReceiver]:
+    with TraceReceiver() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine(receiver: TraceReceiver) -> Iterator[Served]:
     settings = [
         "threads_per_stage=1", "model.dtype=float64", "model.max_model_len=512", "memory.device_mib=128",
         "http.listen=127.0.0.1:0", "http.processes=2", f"http.most_open={MOST}", "console.publish_hz=20",
+        f"http.otlp_traces_endpoint={receiver.endpoint}",
     ]  # fmt: skip
     with Served(load_profile("tiny", settings)) as served:
         for _ in range(20):  # Either of the two processes answers.
@@ -333,7 +341,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
 
     def reported() -> bool:
         now = samples(engine)
-        calls = sum(now[f"http_request_duration_seconds_{part}"] for part in ("count", "sum"))
+        calls = sum(now.get(f"http_request_duration_seconds_{part}", 0) for part in ("count", "sum"))
         return calls > 2 and now.get("ppengine_stage_step_seconds", 0) > 0 < now.get("ppengine_stage_idle_ratio", 0)
 
     wait_until(reported, "HTTP processes and the gateway have reported", 10.0)
@@ -498,8 +506,12 @@ def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: op
 
 
 @pytest.mark.parametrize("role", ["stage1", "core", "gateway"])
-def test_a_stream_outlives_a_part_of_the_engine(engine: Served, client: openai.OpenAI, written: str, role: str) -> None:
-    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=STEPS, stream=True, **GREEDY)
+def test_a_stream_outlives_a_part_of_the_engine(
+    engine: Served, client: openai.OpenAI, written: str, role: str, receiver: TraceReceiver
+) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=STEPS, stream=True, extra_headers=traced(role), **GREEDY
+    )  # fmt: skip
     text = next(answer).choices[0].text
     os.kill(engine.pids[role], signal.SIGKILL)
     seen = {call(engine, "GET", "/health")[0] for _ in range(20)}
@@ -513,6 +525,63 @@ def test_a_stream_outlives_a_part_of_the_engine(engine: Served, client: openai.O
 
     asyncio.run(settled())
     engine.find_pids()
+    names = [span.name for span in spans_of(receiver, role)]
+    assert names.count("restart") == (role != "gateway") and {"queue", "prefill", "decode"} < set(names)
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def traced(name: str) -> dict[str, str]:
+    """Return the header of a client's own trace."""
+    return {"traceparent": f"00-{name.encode().hex():0>32}-00f067aa0ba902b7-01"}
+
+
+def spans_of(receiver: TraceReceiver, name: str) -> list[Any]:
+    """Return the spans of a client's trace, once the last has come: that of its call."""
+    trace = bytes.fromhex(f"{name.encode().hex():0>32}")
+
+    def found() -> list[Any]:
+        return [span for span in receiver.spans if span.trace_id == trace]
+
+    wait_until(lambda: any(span.parent_span_id.hex() == "00f067aa0ba902b7" for span in found()), "it has come", 30.0)
+    return found()
+
+
+def test_a_trace_has_the_swaps_of_its_request(engine: Served, client: openai.OpenAI, receiver: TraceReceiver) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=400, stream=True, extra_headers=traced("swaps"), **GREEDY
+    )  # fmt: skip
+    next(answer)
+
+    async def swap() -> None:
+        async with engine.operator() as op:
+            (row,) = (await op.now()).requests
+            await op.do(SwapOut(request=row.id))
+            await op.do(SwapIn(request=row.id))
+
+    asyncio.run(swap())
+    streamed(answer)
+    *children, call = spans_of(receiver, "swaps")
+    assert [span.name for span in children] == ["queue", "prefill", "decode", "swap-out", "swap-in"]
+    assert {span.parent_span_id for span in children} == {call.span_id} and call.name == "text_completion tiny"
+    assert values(call)["gen_ai.usage.output_tokens"] == 400
+    queue, prefill, decode, out, back = children
+    times = [queue.start_time_unix_nano, prefill.start_time_unix_nano, decode.start_time_unix_nano,
+             out.start_time_unix_nano, out.end_time_unix_nano, back.start_time_unix_nano, back.end_time_unix_nano,
+             decode.end_time_unix_nano]  # fmt: skip
+    assert times == sorted(times)
+
+
+def test_a_client_that_leaves_has_a_trace(engine: Served, receiver: TraceReceiver) -> None:
+    host, _, port = address(engine).partition(":")
+    connection = HTTPConnection(host, int(port), timeout=30)
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": 480, "ignore_eos": True}
+    connection.request("POST", "/v1/completions", json.dumps(body).encode(), traced("left"))
+    assert connection.getresponse().read(1)
+    connection.close()
+    *children, call = spans_of(receiver, "left")
+    assert values(call)["ppconsole.client_left"] and [span.name for span in children] == ["queue", "prefill", "decode"]
 
 
 # --- structured outputs ---------------------------------------------------------------------------------------------

@@ -366,3 +366,22 @@ def test_shared_blocks_do_not_count_as_coming_back():
     world.round()
     world.schedule()
     assert world.scheduler.actions.plan(Abort(request=leader.id), leader.id, 1024)[1]["blocks_back"] == 1
+
+
+def test_phases_are_the_copies_and_the_restarts_with_their_times():
+    world = World()
+    request = state_held(world)
+    world.act("swap_in", request.id)
+    world.schedule()
+    retire_all(world)
+    assert [(phase.kind, phase.text) for phase in request.phases] == [("swap-out", "swap-out by eve"), ("swap-in", "")]
+    out, back = request.phases
+    assert out.begin < out.end < back.begin < back.end
+    copies = world.scheduler.fences.copies_out, world.scheduler.fences.copies_in
+    assert [one.requests for one in copies] == [1, 1] and copies[0].blocks == copies[1].blocks > 0
+    assert [one.seconds for one in copies] == [out.end - out.begin, back.end - back.begin]
+    world.lose(0)
+    restart = request.phases[2]
+    assert (restart.kind, restart.text, restart.end) == ("restart", "stage lost", None)
+    world.scheduler.restarted()
+    assert restart.end > restart.begin

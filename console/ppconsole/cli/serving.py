@@ -36,6 +36,7 @@ _NOTED_S = 5.0
     help="Serve OpenAI's API there; 127.0.0.1:8000 without an address.",
 )
 @click.option("--tool-parser", metavar="NAME", help="Form of tool calls in the model's text; else by its template.")
+@click.option("--otlp-traces-endpoint", metavar="URL", help="Send OpenTelemetry traces of requests there, over HTTP.")
 @click.option("--allow-faults", is_flag=True, help="Let operators break it on demand: for drills.")
 @click.option(
     "--journal", type=click.Choice(["on", "off"]), help="Keep requests on disk, so that they survive the core; else on."
@@ -50,6 +51,7 @@ def serve_command(
     listen: str | None,
     http: str | None,
     tool_parser: str | None,
+    otlp_traces_endpoint: str | None,
     allow_faults: bool,
     journal: str | None,
     restart: bool,
@@ -64,6 +66,7 @@ def serve_command(
 
     need_engine()
     keys = {"journal": journal, "console.listen": listen, "http.listen": http, "http.tool_parser": tool_parser}
+    keys["http.otlp_traces_endpoint"] = otlp_traces_endpoint
     settings = [*settings, *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within], kept=restart)

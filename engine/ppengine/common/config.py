@@ -159,6 +159,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Tokens of an answer that share an event, after its first; more take less CPU time a token."""
+    otlp_traces_endpoint: Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None = None
+    """URL that takes OpenTelemetry traces by OTLP over HTTP (`http://HOST:4318/v1/traces`); null: there are none."""
 
 
 class SloConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -34,28 +34,28 @@ class Followers:
             # An answer was lost on its way, or this core follows another one.
             follower.sent.clear()
         follower.cursor = cursor
-        pieces = [piece for output in outputs for piece in _pieces(follower, output)]
+        pieces = [piece for output in outputs for piece in _pieces(follower, output, question.timings)]
         return News(nonce=question.nonce, cursor=cursor, pieces=pieces, error=error)
 
 
-def _pieces(follower: _Follower, output: Output) -> Iterator[Piece]:
+def _pieces(follower: _Follower, output: Output, timings: bool) -> Iterator[Piece]:
     counts = follower.sent.setdefault(output.request, [0] * len(output.samples))
     for index, sample in enumerate(output.samples):
         known, ended = counts[index], sample.finish_reason is not None
         if known != _ENDED and (ended or len(sample.tokens) > known):
             prompt = output.prompt_logprobs if not index and not known else []
-            yield _piece(output.request, index, known, sample, prompt)
+            yield _piece(output.request, index, known, sample, prompt, timings)
             counts[index] = _ENDED if ended else len(sample.tokens)
     if output.finished:
         del follower.sent[output.request]
 
 
 def _piece(
-    request: str, index: int, offset: int, sample: Sample, prompt: list[PromptLogprob | None]
-) -> Piece:  # fmt: skip
+    request: str, index: int, offset: int, sample: Sample, prompt: list[PromptLogprob | None], timings: bool
+) -> Piece:
     ending = sample.ending
     return Piece(
         request, index, offset, sample.tokens[offset:], sample.logprobs[offset:], sample.finish_reason,
         "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
-        prompt,
+        prompt, ending.timings if timings and ending is not None else None,
     )  # fmt: skip

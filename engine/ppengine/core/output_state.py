@@ -11,6 +11,7 @@ from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.timings import Timings
 
 
 class Ending(NamedTuple):
@@ -19,6 +20,8 @@ class Ending(NamedTuple):
     at: float
     detail: RequestDetail
     info: FinishedInfo
+    timings: Timings | None = None
+    """None: it has ended in a core before this one."""
 
 
 @dataclass(slots=True)

@@ -297,6 +297,7 @@ class Recovery:
             serving = self._serve()
             self._recomputed = len(self._requests.live())
         serving.scheduler.steps.generation = self.generation
+        serving.scheduler.restarted()
         serving.memory.restart(capacity)
         self._checks.restate(serving.scheduler)
         took_s = self._clock() - self._began

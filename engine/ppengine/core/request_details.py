@@ -13,6 +13,7 @@ from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.finished import FinishedInfo, ending_text
 from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.timings import Timings
 
 
 def live_detail(scheduler: Scheduler, request: Request, output: Output | None, now: float) -> RequestDetail:
@@ -35,7 +36,7 @@ def ending_of(request: Request, now: float) -> Ending:
     detail = _detail(request, now)
     detail.state, detail.finished_s = "finished", detail.age_s
     detail.why = ending_text(request.finish_reason or "", request.model_limit, _author(request), request.loss)
-    return Ending(now, detail, finished_info(request, now))
+    return Ending(now, detail, finished_info(request, now), timings_of(request, now))
 
 
 def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
@@ -90,6 +91,14 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         loss=request.loss,
         client=request.client,
     )
+
+
+def timings_of(request: Request, now: float) -> Timings:
+    """Return the times of a request that ended at `now` of the scheduler's clock."""
+    return Timings(
+        request.arrival_time, request.admitted_time, request.first_token_time, now, list(request.phases),
+        request.preemptions,
+    )  # fmt: skip
 
 
 def _author(request: Request) -> str:

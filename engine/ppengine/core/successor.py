@@ -44,9 +44,11 @@ class Successor:
     _event: Events
     _clock: Callable[[], float]
     settings: Settings = field(init=False)
+    _began: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.settings = self.state.settings or _unknown(self.stages, self._clock())
+        self._began = self._clock()
+        self.settings = self.state.settings or _unknown(self.stages, self._began)
 
     # --- at once --------------------------------------------------------------------------------------------
 
@@ -128,6 +130,7 @@ class Successor:
         for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
             for request in _requests(entered):
                 request.note(now, "the core was restarted: to be recomputed")
+                request.begin_phase("restart", self._began, "the core was restarted")
                 scheduler.restore(request)
                 if len(request.output_ids) >= request.max_tokens:  # The record of its end was damaged.
                     scheduler.retirement.finish(request.id, "length")

@@ -17,6 +17,7 @@ from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.http_address import HttpAddress, parse_http
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
+from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
@@ -77,15 +78,29 @@ def use_of(config: EngineConfig, role: str, keys: ApiKeys) -> SharedUse | None:
     return SharedUse(Path(config.ring_dir), role, config.http_roles, names) if names else None
 
 
+def traces_of(config: EngineConfig, role: str) -> CallTraces | None:
+    """Return the traces of this process, None without an endpoint for them."""
+    endpoint = config.profile.http.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    # Of the extra `otel`: the supervisor has seen that it is there.
+    from ppengine.http.tracing import traces_to
+
+    return traces_to(endpoint, Path(config.model_path).name, f"{config.id}/{role}")
+
+
 async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimits, listener: socket.socket) -> None:
     """Serve until a signal comes."""
     http = config.profile.http
     stats = ClientStats()
     rules = ClientLimits(stats)
-    link = FrontLink(config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval)
+    traces = traces_of(config, role)
+    link = FrontLink(
+        config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces
+    )  # fmt: skip
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)
-    app = Routes(service, keys, limits, stats).app()
+    app = Routes(service, keys, limits, stats, traces).app()
     server = uvicorn.Server(
         uvicorn.Config(
             app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
@@ -93,7 +108,9 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
         )
     )  # fmt: skip
     log.info("started as %s on %s", role, http.listen)
-    work = (link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener]))
+    work = [link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener])]
+    if traces is not None:
+        work.append(traces.run())
     tasks = [asyncio.create_task(each) for each in work]
     # The server returns at a signal; the others return only with an error.
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

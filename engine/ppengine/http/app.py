@@ -15,12 +15,13 @@ from starlette.routing import Route
 from ppengine.http import answer_fields as fields
 from ppengine.http.api_errors import ApiError, Kind, invalid, naming
 from ppengine.http.api_keys import ApiKeys
+from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
-from ppengine.http.client_stats import ClientStats
+from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.generation_response import GenerationResponse, error_response, json_response, read_body
-from ppengine.http.key_limits import KeyLimits
+from ppengine.http.key_limits import Grant, KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
@@ -45,8 +46,11 @@ _Handler = Callable[[Request, Caller], Awaitable[Response]]
 class Routes:
     """Handlers of one service."""
 
-    def __init__(self, service: Service, keys: ApiKeys, limits: KeyLimits, stats: ClientStats) -> None:
+    def __init__(
+        self, service: Service, keys: ApiKeys, limits: KeyLimits, stats: ClientStats, traces: CallTraces | None = None
+    ) -> None:
         self._service, self._keys, self._limits, self._stats = service, keys, limits, stats
+        self._traces = traces
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -173,6 +177,12 @@ class Routes:
             return "the engine core does not answer"
         return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
 
+    def _begin(self, route: str, request: Request, name: str, grant: Grant | None = None) -> Call:
+        call = self._stats.begin(name, route, grant)
+        if self._traces is not None:
+            call.trace = self._traces.begin(route, request.headers, name)
+        return call
+
     def _guarded(
         self, route: str, handler: _Handler, *, limited: bool = False
     ) -> Callable[[Request], Awaitable[Response]]:
@@ -185,9 +195,9 @@ class Routes:
                 name = self._keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
                 grant = self._limits.enter(name) if limited else None
             except ApiError as error:
-                self._stats.begin(name, route).end(error.status)
+                self._begin(route, request, name).end(error.status)
                 return error_response(error, body)
-            call, status = self._stats.begin(name, route, grant), 500
+            call, status = self._begin(route, request, name, grant), 500
             response: Response | None = None
             try:
                 response = await handler(request, Caller(name, request.headers.get("x-request-id"), call))

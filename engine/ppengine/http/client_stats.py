@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import Histogram
+from ppengine.http.call_trace import CallTrace
 from ppengine.http.key_limits import Grant
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts
 
@@ -46,6 +47,7 @@ class Call:
         """Ends its answer, once that is under way."""
         self.closed = False
         """Whether it was closed by an operator: its client has not left."""
+        self.trace: CallTrace | None = None
         client.requests += 1
         client.open.add(self)
 
@@ -96,6 +98,8 @@ class Call:
         client.open.discard(self)
         if self._grant is not None:
             self._grant.leave()
+        if self.trace is not None:
+            self.trace.end(status, left)
         took_s = time.monotonic() - self.began
         client.took[bisect_left(HTTP_EDGES_S, took_s)] += 1
         client.took_s += took_s

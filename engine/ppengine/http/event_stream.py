@@ -52,6 +52,8 @@ class Reading:
             part = generation.take(piece)
             if part is not None:
                 self._call.part(part.choice, len(part.token_ids))
+                if self._call.trace is not None:
+                    self._call.trace.part(part.choice, len(part.token_ids), part.finish_reason)
                 self._take(part)
         except ApiError as error:
             self.error = error

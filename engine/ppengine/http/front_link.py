@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ppengine.http.call_trace import CallTraces
 from ppengine.http.front_socket import FrontSocket
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.frames import Codec, encode
@@ -104,8 +105,14 @@ class Followed:
 class FrontLink:
     """Submits, follows and aborts the requests of one session. `run` reads until it is cancelled."""
 
-    def __init__(self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None], interval: int = 1) -> None:
+    def __init__(
+        self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None], interval: int = 1,
+        traces: CallTraces | None = None,
+    ) -> None:  # fmt: skip
         """`on_state` is called with each new state of the engine. `interval`: see `Followed`."""
+        self._traces = traces
+        self._left = 0
+        """Samples that were left, and whose times have not come; 0 without traces."""
         self._socket = FrontSocket(endpoint, self._read)
         self._session, self._on_state, self._interval = session, on_state, interval
         self._codec = Codec(FromFront)
@@ -182,9 +189,12 @@ class FrontLink:
 
     def leave(self, followed: Iterable[Followed]) -> None:
         """Abort those of the requests that have not ended, and read none any more."""
-        left = [one.request for one in followed if self._open.pop(one.request, None) is not None and one.samples]
+        left = [one for one in followed if self._open.pop(one.request, None) is not None and one.samples]
         if left:
-            self._send(AbortMany(session=self._session, requests=left))
+            self._send(AbortMany(session=self._session, requests=[one.request for one in left]))
+            if self._traces is not None:
+                self._left += sum(one.samples for one in left)
+                self._follow()
 
     def end_sample(self, followed: Followed, sample: int) -> None:
         """End one continuation in the core, as its text has met a stop text; the others go on."""
@@ -217,6 +227,9 @@ class FrontLink:
         ended, gap = list[str](), False
         for piece in news.pieces:
             one = self._open.get(piece.request)
+            if self._traces is not None and piece.finish_reason is not None:
+                self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
+                self._left = max(0, self._left - (one is None))
             if one is None:
                 # Its client has left; the output goes with the last sample.
                 ended += [piece.request] if piece.finish_reason is not None else []
@@ -234,7 +247,7 @@ class FrontLink:
             self._follow()
 
     def _fail(self, error: str) -> None:
-        failed, self._open = list(self._open.values()), {}
+        failed, self._open, self._left = list(self._open.values()), {}, 0
         for one in failed:
             one.error = error
             # It wakes the reader.
@@ -242,9 +255,13 @@ class FrontLink:
 
     def _follow(self) -> None:
         """Ask for news, unless a question is open or nothing is followed."""
-        if self._open and not self._following:
+        if (self._open or self._left) and not self._following:
             self._following, self._asked_at = self._number(), time.monotonic()
-            self._send(Follow(nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS))
+            question = Follow(
+                nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS,
+                timings=self._traces is not None,
+            )  # fmt: skip
+            self._send(question)
 
     async def _repeat(self) -> None:
         """Ask again for news whose answer did not come."""

@@ -203,6 +203,9 @@ class Service:
                 raise invalid(f"{name}: {text.removeprefix('structured_outputs: ')}", name)
             raise _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
         caller.call.prompt(sum(map(len, prompts)))
+        if caller.call.trace is not None:
+            sizes = {one.request: len(ids) for one, ids in zip(followed, prompts, strict=True)}
+            caller.call.trace.submitted(name, sizes, sampling, bool(request.stream))
         return name, [
             Generation(
                 self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,

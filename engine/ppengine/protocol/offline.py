@@ -19,6 +19,7 @@ from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageFigures
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
+from ppengine.protocol.timings import Timings
 from ppengine.protocol.verbs import Submit
 
 
@@ -105,6 +106,8 @@ class Follow(msgspec.Struct, tag="follow", kw_only=True):
     session: str
     since: int
     wait_ms: int
+    timings: bool = False
+    """Send the timings of each sample with its end."""
 
 
 class Piece(msgspec.Struct, array_like=True):
@@ -122,6 +125,8 @@ class Piece(msgspec.Struct, array_like=True):
     """At the end: prompt tokens whose blocks were cached."""
     prompt_logprobs: list[PromptLogprob | None] = []
     """Those of the prompt, with the first tokens of sample 0."""
+    timings: Timings | None = None
+    """At the end, if `Follow` asks for it; None also if a core before this one ended it."""
 
 
 class News(msgspec.Struct, tag="news", kw_only=True):

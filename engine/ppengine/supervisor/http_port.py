@@ -18,12 +18,25 @@ def check_http(profile: Profile) -> None:
     """Raise ConfigError for a port that cannot be served, or that other hosts could use without a key."""
     http = profile.http
     if http.listen is None:
+        if http.otlp_traces_endpoint is not None:
+            raise ConfigError("http.otlp_traces_endpoint: traces are of calls over HTTP; set http.listen, too")
         return
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"http.listen needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
+    if http.otlp_traces_endpoint is not None and not _has_otel():
+        raise ConfigError(
+            "http.otlp_traces_endpoint needs opentelemetry-sdk: pip install 'ppconsole[engine,serve,otel]'"
+        )
     if not parse_http(http.listen).loopback and http.keys is None and not os.environ.get(KEY_VARIABLE):
         text = f"no API key is set: http.keys=FILE, or {KEY_VARIABLE} in the environment"
         raise ConfigError(f"http.listen is {http.listen}, which other hosts can reach, and {text}")
+
+
+def _has_otel() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def reserve(address: HttpAddress) -> socket.socket:

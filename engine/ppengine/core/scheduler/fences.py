@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
-from ppengine.core.scheduler.results import ActionResult, ActionState, Fence, Note
+from ppengine.core.scheduler.results import ActionResult, ActionState, Fence, Note, SwapCopies
 from ppengine.core.scheduler.step_log import StepLog
 
 NOTES_LIMIT = 1000
@@ -27,6 +27,8 @@ class Fences:
         """Requests that lost their device blocks and did not end, since boot."""
         self.swaps_total = 0
         """Those of them whose blocks went to the host."""
+        self.copies_out, self.copies_in = SwapCopies(), SwapCopies()
+        """Copies to the host and back that are done."""
         self.retired_step = 0
         self._ended: list[Request] = []
         self._settled: list[ActionResult] = []
@@ -109,6 +111,7 @@ class Fences:
             fence.kind = "recompute"  # A load had begun, and no copy of it had.
         if fence.kind == "swap" and not fence.copying:
             fence.copying = True
+            request.begin_phase("swap-out", self._clock(), fence.by)
             host, fence.host = fence.host, []
             self._blocks.copy_out(request, host)
             return
@@ -143,6 +146,7 @@ class Fences:
         self._queues.forget(request)
         self._give_back(request)
         request.num_computed = request.num_entered = 0
+        request.end_phase("swap-out", self._clock())
         self._settle(request, fence, f"{fence.by}: {blocks} blocks dropped, to be recomputed")
         if not fence.hold:
             self._queues.put_waiting(request)
@@ -150,6 +154,7 @@ class Fences:
     def _swapped(self, request: Request, fence: Fence) -> None:
         self._queues.forget(request)
         request.swaps += 1
+        self.copies_out.add(len(request.host_blocks), request.end_phase("swap-out", self._clock()))
         self.swaps_total += 1
         self._settle(request, fence, f"{fence.by}: {len(request.host_blocks)} blocks swapped out")
         if not fence.hold:
@@ -201,6 +206,7 @@ class Fences:
         """Give a swapped or held request device blocks; its copies go out with the next step."""
         self._queues.forget(request)
         request.state = "loading"
+        request.begin_phase("swap-in", self._clock())
         request.held_by = ""
         self._queues.running[request] = None
         self._blocks.copy_in(request)
@@ -209,6 +215,7 @@ class Fences:
         """Let a request run whose copies to the device have retired; free its host blocks."""
         blocks = len(request.host_blocks)
         self._blocks.drop_host(request)
+        self.copies_in.add(blocks, request.end_phase("swap-in", self._clock()))
         if not request.finished:
             request.state = "running"
         text = f"{blocks} blocks swapped in"
@@ -225,6 +232,8 @@ class Fences:
         request.in_flight.clear()
         request.pending = 0
         self.let_go(request)
+        if not request.finished:
+            request.begin_phase("restart", self._clock(), why)
         fence = request.fence
         self._end(self.loading.pop(request, None), "applied", f"{why}: runs again, recomputed in place of copied")
         if fence is not None:

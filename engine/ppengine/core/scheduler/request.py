@@ -13,9 +13,12 @@ from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
 from ppengine.protocol.tiers import PromptSources
+from ppengine.protocol.timings import Phase, PhaseKind
 
 HISTORY_LIMIT = 200
 """Number of history lines that a request keeps; the oldest are dropped first."""
+PHASES_LIMIT = 64
+"""Number of phases that a request keeps."""
 
 
 def chain_digest(parent: bytes, tokens: Iterable[int]) -> bytes:
@@ -74,6 +77,8 @@ class Request:
     swaps: int = 0
     finish_reason: str | None = None
     history: list[tuple[float, str]] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    """Copies and restarts, for its trace; one at most has not ended."""
     first_token_time: float | None = None
     finished_time: float | None = None
     admitted_time: float | None = None
@@ -179,6 +184,22 @@ class Request:
         if len(self.history) >= HISTORY_LIMIT:
             del self.history[0]
         self.history.append((now, text))
+
+    def begin_phase(self, kind: PhaseKind, now: float, text: str = "") -> None:
+        """Begin a phase, and end the one before."""
+        if self.phases and self.phases[-1].end is None:
+            self.phases[-1].end = now
+        if len(self.phases) >= PHASES_LIMIT:
+            del self.phases[0]
+        self.phases.append(Phase(kind, now, None, text))
+
+    def end_phase(self, kind: PhaseKind, now: float) -> float:
+        """End the phase of this kind that has not ended; return its seconds, 0 without one."""
+        phase = self.phases[-1] if self.phases else None
+        if phase is None or phase.end is not None or phase.kind != kind:
+            return 0.0
+        phase.end = now
+        return now - phase.begin
 
     def __repr__(self) -> str:
         return (

@@ -73,6 +73,22 @@ class Fence:
         return self.kind in ("abort", "finish")
 
 
+@dataclass(slots=True)
+class SwapCopies:
+    """Copies of requests' blocks in one direction, since boot."""
+
+    requests: int = 0
+    blocks: int = 0
+    seconds: float = 0.0
+    """From the step that copies to its end, added up."""
+
+    def add(self, blocks: int, seconds: float) -> None:
+        """Count the copies of one request."""
+        self.requests += 1
+        self.blocks += blocks
+        self.seconds += seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """A change without an action. `kind`: `preempted`, `loaded` or `recompute`."""

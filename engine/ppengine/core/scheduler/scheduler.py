@@ -114,6 +114,12 @@ class Scheduler:
         result.finished += self.fences.take_ended()
         return result
 
+    def restarted(self) -> None:
+        """Note that the stages have met: the requests that the restart set back go on."""
+        now = self.fences.now()
+        for request in self.queues.requests.values():
+            request.end_phase("restart", now)
+
     def pause(self, by: str, *, finish: bool) -> None:
         """Begin no request. `finish`: the running ones go on; otherwise nothing is scheduled."""
         self.paused_by, self.paused, self.batcher.closed = by, not finish, True
