@@ -12,7 +12,7 @@ from ppengine.common.config import EngineConfig, ModelConfig, Profile, SloConfig
 from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
 from ppengine.http.metrics_text import exposition
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
-from ppengine.protocol.metrics import CoreMetrics, RingFigures, StageMetrics
+from ppengine.protocol.metrics import CoreMetrics, RingFigures, StageMetrics, SwapFigures
 
 BOARD = [
     "e2e_request_latency_seconds",
@@ -47,7 +47,29 @@ PLAIN = [
     "cache_config_info",
     "prompt_tokens_cached_total",
     "prompt_tokens_cached_by_source_total",
+    "engine_sleep_state",
+    "kv_offload_load_bytes_total",
+    "kv_offload_load_size_count",
+    "kv_offload_load_size_sum",
+    "kv_offload_load_time_total",
+    "kv_offload_store_bytes_total",
+    "kv_offload_store_size_count",
+    "kv_offload_store_size_sum",
+    "kv_offload_store_time_total",
 ]
+"""Counters, gauges and sums of vLLM's boards."""
+SLO_EDGES = {
+    "time_to_first_token_seconds": ["0.1", "0.25", "0.5", "0.75", "1.0", "2.5", "5.0", "10.0"],
+    "request_time_per_output_token_seconds": ["0.025", "0.05", "0.075", "0.1", "0.15", "0.2", "0.3", "0.5"],
+}
+"""Edges that the tiles of objectives select by their text."""
+VALUES = {
+    "request_success_total": ("finished_reason", ["error"]),
+    "num_requests_waiting_by_reason": ("reason", ["capacity", "deferred"]),
+    "prompt_tokens_by_source_total": ("source", ["local_compute", "local_cache_hit", "external_kv_transfer"]),
+    "engine_sleep_state": ("sleep_state", ["awake", "discard_all"]),
+}
+"""Values of labels that queries select, by metric."""
 SAMPLE = re.compile(r'[a-z_:][a-z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\"n])*",?)*\})? [-+.e0-9]+(inf|nan)?')
 
 
@@ -70,6 +92,8 @@ def text(model: str = "m", slo: SloConfig | None = None) -> str:
             ClientCounts("bob", "/tokenize", 0, 0, 1, 0, 0, 0, 0, 0, {}, {}, took(1), 0.25),
         ],
         processes={role: ProcessFigures(1.7e9, 2.5, 1024, 9, 64) for role in ("http0", "http1")},
+        swap_out=SwapFigures(3, 4096, 0.5), swap_in=SwapFigures(2, 2048, 0.25), constrained=3, constrained_waiting=1,
+        constrained_ended=9,
         rings=[RingFigures(0, 0, 0.002, 0.004, 0.25, None, 1, 0, 0.3), RingFigures(1, 0, *[None] * 7)],
         histograms={name: each.wire() for name, each in metrics.histograms.items()},
     )  # fmt: skip
@@ -100,6 +124,30 @@ def test_histograms_of_the_boards_are_there(name: str) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_counters_and_gauges_of_the_boards_are_there(name: str) -> None:
     assert any(line.startswith(f'vllm:{name}{{model_name="m",engine="0"') for line in text().splitlines())
+
+
+def test_edges_and_values_that_queries_select_are_there_by_their_text() -> None:
+    lines = text().splitlines()
+    for name, edges in SLO_EDGES.items():
+        for edge in edges:
+            assert any(line.startswith(f"vllm:{name}_bucket") and f'le="{edge}"' in line for line in lines), (
+                name,
+                edge,
+            )
+    for name, (label, values) in VALUES.items():
+        for value in values:
+            assert any(line.startswith(f"vllm:{name}{{") and f'{label}="{value}"' in line for line in lines), value
+
+
+def test_swaps_and_structured_outputs_are_counted() -> None:
+    lines = text().splitlines()
+    where = '{model_name="m",engine="0"}'
+    for name, value in (("store_bytes_total", 4096), ("store_size_count", 3), ("load_time_total", 0.25)):
+        assert f"vllm:kv_offload_{name}{where} {float(value)!r}" in lines
+    assert lines.count("# TYPE vllm:kv_offload_load_size summary") == 1
+    for state, count in (("running", 2), ("mask", 1)):
+        assert f'ppengine_requests_structured{{model_name="m",state="{state}"}} {count}.0' in lines
+    assert 'ppengine_structured_requests_total{model_name="m"} 9.0' in lines
 
 
 def test_edges_are_floats_and_counts_grow_to_the_total() -> None:
@@ -163,7 +211,7 @@ BOARD_LABELS = {
     "vllm:prompt_tokens_cached_by_source_total": {"source"},
     "vllm:cache_config_info": {
         "num_gpu_blocks", "block_size", "cache_dtype", "gpu_memory_utilization", "enable_prefix_caching",
-        "prefix_caching_hash_algo", "num_cpu_blocks",
+        "prefix_caching_hash_algo", "num_cpu_blocks", "kv_offloading_backend", "kv_offloading_size",
     },
     "http_requests_total": {"status", "handler"},
     "http_request_duration_seconds_bucket": {"handler", "le"},
@@ -189,8 +237,8 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 def test_the_board_asks_for_metrics_that_exist() -> None:
     board = json.loads((DEPLOY / "grafana-engine.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    there = set(re.findall(r"^([a-z_:]+)", text(), re.M))
-    asked = {name for query in queries for name in re.findall(r"\b(?:vllm:|ppengine_|http_)[a-z_]+", query)}
+    there = set(re.findall(r"^([a-z_:]+)", text(slo=SloConfig(ttft_ms=500)), re.M))
+    asked = {name for query in queries for name in re.findall(r"\b(?:vllm:|ppengine_|http_|process_)[a-z_]+", query)}
     assert len(asked) > 15 and asked <= there, asked - there
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from ppengine.core.health import Health
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.scheduler.results import SwapCopies
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.clients import HttpReport
-from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, RingFigures, StageFigures, StageMetrics
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, RingFigures, StageFigures, StageMetrics, SwapFigures
 
 RINGS_S = 10.0
 """Seconds after which figures of the rings are no longer those of now."""
@@ -45,6 +46,7 @@ class MetricsDesk:
             nonce=question.nonce, state=self._health.state, prompt_tokens=requests.prompt_tokens_total,
             output_tokens=requests.output_tokens_total, finished=dict(metrics.finished),
             histograms={name: each.wire() for name, each in metrics.histograms.items()},
+            constrained_ended=metrics.constrained,
             stages=[self._stage(record) for record in self._stages],
             slo_met=requests.latencies.slo.met_total, slo_missed=requests.latencies.slo.missed_total,
             http=[each for report in self._http.values() for each in report.clients],
@@ -62,6 +64,12 @@ class MetricsDesk:
             answer.memory_utilization = memory.utilization
             answer.prefix_hit_tokens = scheduler.blocks.hit_tokens_total
             answer.preemptions, answer.swaps = scheduler.fences.preemptions_total, scheduler.fences.swaps_total
+            block_bytes = memory.capacity.block_bytes
+            answer.swap_out = _swaps(scheduler.fences.copies_out, block_bytes)
+            answer.swap_in = _swaps(scheduler.fences.copies_in, block_bytes)
+            constrained = scheduler.queues.constrained
+            answer.constrained = len(constrained)
+            answer.constrained_waiting = sum(1 for request in constrained if request.mask is None)
         return answer
 
     def _stage(self, record: StageRecord) -> StageMetrics:
@@ -70,3 +78,7 @@ class MetricsDesk:
             stage=record.stage, rank=record.place.rank, up=record.ready is not None, retired_step=record.retired_step,
             oldest_step_s=0.0 if oldest is None else self._clock() - oldest.sent,
         )  # fmt: skip
+
+
+def _swaps(copies: SwapCopies, block_bytes: int) -> SwapFigures:
+    return SwapFigures(copies.requests, copies.blocks * block_bytes, copies.seconds)

@@ -62,6 +62,8 @@ class RequestMetrics:
         }  # fmt: skip
         self.histograms = {name: BucketCounts(each) for name, each in edges.items()}
         self.finished: Counter[str] = Counter()
+        self.constrained = 0
+        """Those of them whose output followed a grammar."""
 
     def add(self, name: str, value: float, count: int = 1) -> None:
         """Count a value in one histogram."""
@@ -75,6 +77,7 @@ class RequestMetrics:
     def ended(self, request: Request, reason: str, now: float) -> None:
         """Count a request that has ended."""
         self.finished[reason] += 1
+        self.constrained += request.constrained
         outputs = len(request.output_ids)
         self.add("whole", now - request.arrival_time)
         self.add("prompt_tokens", request.num_prompt)

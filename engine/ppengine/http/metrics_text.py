@@ -118,8 +118,31 @@ def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterato
         "block_size": str(profile.memory.block_size), "cache_dtype": profile.model.dtype,
         "gpu_memory_utilization": f"{metrics.memory_utilization:g}",
         "enable_prefix_caching": str(profile.scheduler.prefix_caching), "prefix_caching_hash_algo": "blake2b",
+        "kv_offloading_backend": "swap" if metrics.host_blocks else "None",
+        "kv_offloading_size": f"{profile.memory.swap_space_gib:g}",
     }  # fmt: skip
     yield from _metric("vllm:cache_config_info", "gauge", "The KV cache, in labels.", [(info, 1)])
+    # The engine has no mode of sleep.
+    awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    states = [({**labels, "sleep_state": state}, value) for state, value in awake.items()]
+    yield from _metric("vllm:engine_sleep_state", "gauge", "Whether the engine sleeps: it never does.", states)
+    yield from _offload(labels, metrics)
+
+
+def _offload(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
+    """Yield swaps by the names of vLLM's offloading; nothing until the stages serve."""
+    swaps = {"store": ("to the host", metrics.swap_out), "load": ("to the device", metrics.swap_in)}
+    for verb, (where, copies) in swaps.items():
+        if copies is None:
+            continue
+        head = f"vllm:kv_offload_{verb}"
+        yield from _metric(f"{head}_bytes_total", "counter", f"Bytes of KV copied {where}.", [(labels, copies.bytes)])
+        yield from _metric(f"{head}_time_total", "counter", f"Seconds of copies {where}.", [(labels, copies.seconds)])
+        size = f"{head}_size"
+        yield f"# HELP {size} Bytes of KV of a request copied {where}."
+        yield f"# TYPE {size} summary"
+        yield f"{size}_sum{_labels(labels)} {float(copies.bytes)!r}"
+        yield f"{size}_count{_labels(labels)} {float(copies.requests)!r}"
 
 
 def _own(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
@@ -129,6 +152,12 @@ def _own(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
     yield from _metric("ppengine_generation", "gauge", "Restarts of stages.", [(labels, metrics.generation)])
     yield from _metric("ppengine_requests_held", "gauge", "Requests on hold.", [(labels, metrics.held)])
     yield from _metric("ppengine_swaps_total", "counter", "Swaps of requests.", [(labels, metrics.swaps)])
+    constrained = {"running": metrics.constrained - metrics.constrained_waiting, "mask": metrics.constrained_waiting}
+    states = [({**labels, "state": state}, count) for state, count in constrained.items()]
+    text = "Live requests with structured output: not waiting for a mask, and waiting."
+    yield from _metric("ppengine_requests_structured", "gauge", text, states)
+    text = "Requests with structured output that ended."
+    yield from _metric("ppengine_structured_requests_total", "counter", text, [(labels, metrics.constrained_ended)])
     utilization = [(labels, metrics.memory_utilization)]
     yield from _metric("ppengine_memory_utilization", "gauge", "Memory utilization.", utilization)
     ranks = [({**labels, "stage": str(one.stage), "rank": str(one.rank)}, one) for one in metrics.stages]

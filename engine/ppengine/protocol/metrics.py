@@ -53,6 +53,16 @@ class StageFigures(msgspec.Struct, tag="stage-figures", kw_only=True):
     ranks: list[RingFigures]
 
 
+class SwapFigures(msgspec.Struct, array_like=True):
+    """Copies of requests' blocks between device and host in one direction, since the start of the core."""
+
+    requests: int
+    bytes: int
+    """In all stages."""
+    seconds: float
+    """From the step that copies to its end, added up."""
+
+
 class MetricsQuery(msgspec.Struct, tag="metrics-query", kw_only=True):
     """Answered by `CoreMetrics` at once."""
 
@@ -84,6 +94,16 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     swaps: int = 0
     finished: dict[str, int] = {}
     """Requests that have ended, by finish reason."""
+    swap_out: SwapFigures | None = None
+    """Copies to the host; None until the stages serve."""
+    swap_in: SwapFigures | None = None
+    """Copies back to the device."""
+    constrained: int = 0
+    """Live requests whose output follows a grammar."""
+    constrained_waiting: int = 0
+    """Those of them whose next token waits for its mask."""
+    constrained_ended: int = 0
+    """Those that have ended."""
     slo_met: int = 0
     """Requests that have ended and met the objectives of the profile; 0 without any."""
     slo_missed: int = 0
