@@ -92,6 +92,7 @@ def text(model: str = "m", slo: SloConfig | None = None) -> str:
             ClientCounts("bob", "/tokenize", 0, 0, 1, 0, 0, 0, 0, 0, {}, {}, took(1), 0.25),
         ],
         processes={role: ProcessFigures(1.7e9, 2.5, 1024, 9, 64) for role in ("http0", "http1")},
+        host_hit_tokens=2, backend_hit_tokens=1,
         swap_out=SwapFigures(3, 4096, 0.5), swap_in=SwapFigures(2, 2048, 0.25), constrained=3, constrained_waiting=1,
         constrained_ended=9,
         rings=[RingFigures(0, 0, 0.002, 0.004, 0.25, None, 1, 0, 0.3), RingFigures(1, 0, *[None] * 7)],
@@ -174,6 +175,10 @@ def test_values_are_those_of_the_core() -> None:
     lines = text().splitlines()
     assert 'vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.4' in lines
     assert 'vllm:prompt_tokens_total{model_name="m",engine="0"} 20.0' in lines
+    for source, count in (("device", 2), ("host", 2), ("external_unspecified", 1)):
+        name = "vllm:prompt_tokens_cached_by_source_total"
+        assert f'{name}{{model_name="m",engine="0",source="{source}"}} {count}.0' in lines
+    assert 'vllm:prompt_tokens_by_source_total{model_name="m",engine="0",source="local_cache_hit"} 4.0' in lines
     assert 'vllm:request_success_total{model_name="m",engine="0",finished_reason="error"} 1.0' in lines
     assert 'ppengine_stage_retired_step{model_name="m",stage="1",rank="0"} 7.0' in lines
 

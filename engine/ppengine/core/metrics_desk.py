@@ -64,6 +64,9 @@ class MetricsDesk:
             answer.memory_utilization = memory.utilization
             answer.prefix_hit_tokens = scheduler.blocks.hit_tokens_total
             answer.preemptions, answer.swaps = scheduler.fences.preemptions_total, scheduler.fences.swaps_total
+            if (copies := scheduler.blocks.copies) is not None:
+                answer.host_hit_tokens = copies.totals.host
+                answer.backend_hit_tokens = copies.totals.backends.total()
             block_bytes = memory.capacity.block_bytes
             answer.swap_out = _swaps(scheduler.fences.copies_out, block_bytes)
             answer.swap_in = _swaps(scheduler.fences.copies_in, block_bytes)

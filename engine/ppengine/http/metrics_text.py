@@ -100,11 +100,12 @@ def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterato
     }
     for name, (text, value) in counters.items():
         yield from _metric(name, "counter", text, [(labels, value)])
-    # Cached blocks are on the device: those that were swapped out belong to a request that goes on.
-    held = [({**labels, "source": source}, value) for source, value in (("device", hits), ("host", 0), ("disk", 0))]
+    cached, backends = metrics.host_hit_tokens, metrics.backend_hit_tokens
+    tiers = {"device": hits - cached - backends, "host": cached, "disk": 0, "external_unspecified": backends}
+    held = [({**labels, "source": source}, value) for source, value in tiers.items()]
     name = "vllm:prompt_tokens_cached_by_source_total"
     yield from _metric(name, "counter", "Prompt tokens that were cached, by source.", held)
-    sources = {"local_compute": computed, "local_cache_hit": hits, "external_kv_transfer": 0}
+    sources = {"local_compute": computed, "local_cache_hit": hits - backends, "external_kv_transfer": backends}
     by_source = [({**labels, "source": source}, value) for source, value in sources.items()]
     yield from _metric("vllm:prompt_tokens_by_source_total", "counter", "Prompt tokens, by source.", by_source)
     ends = dict.fromkeys(("stop", "length", "abort", "error"), 0)

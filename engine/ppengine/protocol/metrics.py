@@ -94,6 +94,10 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     swaps: int = 0
     finished: dict[str, int] = {}
     """Requests that have ended, by finish reason."""
+    host_hit_tokens: int = 0
+    """Those of the cached prompt tokens that came from the host cache."""
+    backend_hit_tokens: int = 0
+    """Those that came from backends of its store."""
     swap_out: SwapFigures | None = None
     """Copies to the host; None until the stages serve."""
     swap_in: SwapFigures | None = None
