@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 
@@ -124,6 +125,13 @@ def test_other_routes_and_parents_that_are_not_sampled_have_no_span(receiver: Tr
     assert traces.begin(CHATS, headers(sampled=False), "http") is None
     flush(traces)
     assert not receiver.spans
+
+
+def test_a_collector_that_is_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, traces: Traces) -> None:
+    for number in range(3):
+        logging.getLogger("opentelemetry.exporter").warning("no answer %d", number)
+    ours = [record.getMessage() for record in caplog.records if record.name == "ppengine.http"]
+    assert ours == ["OpenTelemetry: no answer 0"] and not logging.getLogger("opentelemetry").propagate
 
 
 def test_an_endpoint_needs_a_port_and_is_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

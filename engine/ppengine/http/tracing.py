@@ -6,6 +6,7 @@ The core sends the times of a request with its end, and the SDK exports on a thr
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from ppengine.http.call_trace import CallTrace, CallTraces
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Timings
 
+log = logging.getLogger("ppengine.http")
+
 OPERATIONS = {
     "/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat",
     "/v1/messages": "chat",
@@ -35,6 +38,8 @@ EXPORT_S, LEAVE_MS = 5.0, 1000
 """Limits of one export, and of the last one when the process ends."""
 EVERY_MS = 1000
 """Milliseconds between two exports, unless OpenTelemetry's variable has others."""
+AGAIN_S = 60.0
+"""Seconds between two lines of OpenTelemetry in the log."""
 LATE_S = 5.0
 """Seconds after a call within which the core's times of its requests must come."""
 _SAMPLING = ("temperature", "top_p", "seed", "max_tokens", "frequency_penalty", "presence_penalty")
@@ -178,12 +183,29 @@ class Traces(CallTraces):
             call.close()
 
 
+class SeldomHandler(logging.Handler):
+    """Passes on one line a minute: a collector that is away would fill the log with each export."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._next = 0.0
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + AGAIN_S
+            log.warning("OpenTelemetry: %.300s", record.getMessage())
+
+
 def traces_to(endpoint: str, model: str, instance: str) -> Traces:
     """Return traces that are exported to `endpoint` by OTLP over HTTP; `instance` names this process."""
     values = {"service.instance.id": instance, "service.version": version("ppconsole")}
     named = "OTEL_SERVICE_NAME" in os.environ or "service.name" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create(values if named else values | {"service.name": PROVIDER})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    logger = logging.getLogger("opentelemetry")
+    logger.handlers, logger.propagate = [SeldomHandler()], False
     every_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY") or EVERY_MS)
     exporter = OTLPSpanExporter(endpoint, timeout=EXPORT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=every_ms))
