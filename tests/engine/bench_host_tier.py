@@ -1,0 +1,169 @@
+"""The host cache on and off: its cost if nothing is found, and chats whose contexts exceed the device.
+
+python tests/engine/bench_host_tier.py plain|chat [--profile tiny] [--rounds N] [--set a.b=c]
+
+Two engines take turns, and the idle one waits. `plain`: prompts that begin like no other. `chat`: some
+chats at once; each turn sends all before it, and together they need `--times` the blocks of the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppengine.bench.process_cpu import cpu_by_module
+from ppengine.common.config import load_profile
+from ppengine.offline.llm import LLMEngine
+from ppengine.protocol.sampling import SamplingParams
+
+ON = ["tiers.host=true", "name=with-host-cache"]
+WORDS = range(100, 1000)
+SETTLE_S = 0.5
+"""Seconds after a round: an engine where nothing runs copies what is left, and the other one must not pay for it."""
+
+
+@dataclass
+class Round:
+    """One measurement of one engine."""
+
+    seconds: float
+    outputs: int
+    cpu: dict[str, float]
+    """CPU seconds of stages and core."""
+    first: list[float] = field(default_factory=list)
+    """Seconds until the first token of each request."""
+
+    @property
+    def rate(self) -> float:
+        """Output tokens a second."""
+        return self.outputs / self.seconds
+
+
+def words(source: random.Random, count: int) -> list[int]:
+    return [source.choice(WORDS) for _ in range(count)]
+
+
+def drive(engine: LLMEngine, prompts: Iterator[list[int]], outputs: int, at_once: int) -> tuple[Round, list[list[int]]]:
+    """Run prompts, `at_once` at a time; return the measurement and the outputs in order."""
+    params = SamplingParams(temperature=0.0, max_tokens=outputs, ignore_eos=True)
+    before, began = cpu_by_module(engine.supervisor_pid), time.monotonic()
+    sent: dict[str, tuple[int, float]] = {}
+    first: dict[str, float] = {}
+    found: dict[int, list[int]] = {}
+    ended = False
+    while not ended or engine.has_unfinished_requests():
+        while not ended and len(sent) - len(found) < at_once:
+            prompt = next(prompts, None)
+            if prompt is None:
+                ended = True
+                break
+            at = time.monotonic()
+            (name,) = engine.add_many([{"prompt_token_ids": prompt}], [params])
+            sent[name] = (len(sent), at)
+        if not engine.has_unfinished_requests():
+            break
+        for output in engine.step():
+            place, at = sent[output.request_id]
+            tokens = output.outputs[0].token_ids
+            if tokens and output.request_id not in first:
+                first[output.request_id] = time.monotonic() - at
+            if output.finished:
+                found[place] = tokens
+    seconds, after = time.monotonic() - began, cpu_by_module(engine.supervisor_pid)
+    cpu = {name: after[name] - before[name] for name in ("stage", "core")}
+    answers = [found[place] for place in range(len(found))]
+    return Round(seconds, sum(map(len, answers)), cpu, list(first.values())), answers
+
+
+def plain(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Round, list[list[int]]]:
+    """Measure prompts that begin like no other."""
+    source = random.Random(seed)
+    prompts = [words(source, source.randint(16, 128)) for _ in range(options.requests)]
+    return drive(engine, iter(prompts), options.outputs, options.requests)
+
+
+def chat(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Round, list[list[int]]]:
+    """Measure turns of chats, in the same order in each turn."""
+    source = random.Random(seed)
+    last = options.turns * (options.ask + options.outputs)
+    chats = [words(source, 8) for _ in range(int(options.times * engine.num_blocks * 16 / last))]
+    total, answers = Round(0.0, 0, {"stage": 0.0, "core": 0.0}), []
+    for turn in range(options.turns):
+        for each in chats:
+            each += words(source, options.ask)
+        done, answers = drive(engine, iter(chats), options.outputs, options.at_once)
+        for each, answer in zip(chats, answers, strict=True):
+            each += answer
+        if turn:  # Nothing can be found in the first one.
+            total.seconds += done.seconds
+            total.outputs += done.outputs
+            total.first += done.first
+            total.cpu = {name: total.cpu[name] + value for name, value in done.cpu.items()}
+    return total, answers
+
+
+def tiers_of(engine: LLMEngine) -> Any:
+    """Return the tiers of an engine's picture."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "ppconsole", "status", "-e", engine.engine_id, "--json"], capture_output=True, check=True
+    )
+    return json.loads(ran.stdout)["tiers"]
+
+
+def shown(each: Round) -> str:
+    first = sorted(each.first)
+    median, high = statistics.median(first), first[int(0.99 * (len(first) - 1))]
+    cpu = {name: 1e3 * value / each.outputs for name, value in each.cpu.items()}
+    return (
+        f"{each.rate:8.1f} tok/s  TTFT p50 {median * 1e3:7.1f} p99 {high * 1e3:7.1f} ms  "
+        f"CPU ms a token: stages {cpu['stage']:.3f} core {cpu['core']:.3f}"
+    )
+
+
+def main() -> None:
+    """Run rounds of both engines in turn and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=["plain", "chat"])
+    parser.add_argument("--profile", default="tiny")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    for name, default in (("rounds", 5), ("requests", 64), ("outputs", 32), ("turns", 4), ("ask", 60), ("at-once", 4)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--times", type=float, default=4.0)
+    options = parser.parse_args()
+    measure = plain if options.workload == "plain" else chat
+    rounds: dict[str, list[Round]] = {"off": [], "on": []}
+    with ExitStack() as stack:
+        engines = {
+            name: stack.enter_context(LLMEngine(load_profile(options.profile, [*options.settings, *more])))
+            for name, more in (("off", []), ("on", ON))
+        }
+        print({name: engine.num_blocks for name, engine in engines.items()}, "blocks")
+        for number in range(options.rounds + 1):
+            answers = {}
+            for name in ("off", "on") if number % 2 else ("on", "off"):
+                done, answers[name] = measure(engines[name], number, options)
+                time.sleep(SETTLE_S)
+                if number:  # The first one warms up.
+                    rounds[name].append(done)
+                print(f"round {number} {name:>3}: {shown(done)}", flush=True)
+            pairs = zip(answers["off"], answers["on"], strict=True)
+            print(f"round {number}: {sum(one != other for one, other in pairs)} answers differ")
+        print(json.dumps(tiers_of(engines["on"])))
+    for name, each in (("tokens/s", lambda one: one.rate), ("CPU of stages", lambda one: one.cpu["stage"]),
+                       ("CPU of the core", lambda one: one.cpu["core"]),
+                       ("TTFT p50", lambda one: statistics.median(one.first))):  # fmt: skip
+        ratios = [each(on) / each(off) for off, on in zip(rounds["off"], rounds["on"], strict=True)]
+        print(f"{name:16} on/off: median {statistics.median(ratios):.3f} of {[round(ratio, 3) for ratio in ratios]}")
+
+
+if __name__ == "__main__":
+    main()
