@@ -143,6 +143,11 @@ class BlockPool:
             found.append(block)
         return found
 
+    def find(self, digest: bytes) -> int | None:
+        """Return the block that `lookup` would find for one digest."""
+        block = self._by_digest.get(digest)
+        return block if block is None or block < self.limit else None
+
     def enter(self, block: int, digest: bytes) -> None:
         """Enter a full block into the prefix cache, unless one has the same content."""
         if digest not in self._by_digest and self._digests[block] is None and block < self.limit:
@@ -271,16 +276,14 @@ class HostBlockPool:
         """Return `count` blocks without an owner. Raises IndexError if there are fewer."""
         if count > self.free:
             raise IndexError(f"{count} host blocks are needed, {self.free} are free")
-        return [self._take() for _ in range(count)]
+        taken = [heapq.heappop(self._empty) for _ in range(min(count, len(self._empty)))]
+        while len(taken) < count:
+            block, _ = self.spare.popitem(last=False)
+            if self.on_reuse is not None:
+                self.on_reuse(block)
+            taken.append(block)
+        return taken
 
     def give(self, block: int) -> None:
         """Make a block empty that `take` returned."""
         heapq.heappush(self._empty, block)
-
-    def _take(self) -> int:
-        if self._empty:
-            return heapq.heappop(self._empty)
-        block, _ = self.spare.popitem(last=False)
-        if self.on_reuse is not None:
-            self.on_reuse(block)
-        return block

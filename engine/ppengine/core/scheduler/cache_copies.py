@@ -16,6 +16,8 @@ from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
 
 _MIB = 2**20
+_BATCH = 32
+"""Queued blocks that are worth the fixed cost of copies in a step: on CPUs, that of some blocks."""
 _LOOKED_AT = 4
 """Queued blocks that a step looks at, as a multiple of those that it may copy."""
 
@@ -96,6 +98,12 @@ class CacheCopies:
 
     # --- out ------------------------------------------------------------------------------------------------
 
+    @property
+    def due(self) -> bool:
+        """Whether a step should copy blocks: a batch of them waits, or half of those that may be evicted."""
+        waiting = len(self._queue)
+        return waiting >= min(_BATCH, self._limits.out_blocks) or 2 * waiting > self._device.available
+
     def queue(self, digests: Iterable[bytes]) -> None:
         """Queue full blocks that are in the prefix cache, except those that the host has."""
         cache, queue, under_way = self.cache, self._queue, self._under_way
@@ -122,32 +130,34 @@ class CacheCopies:
         A block without references waits while fewer than `floor` blocks are available: a copy would
         keep it from a running request.
         """
-        left, queue, device = self._limits.out_blocks, self._queue, self._device
-        for digest in list(islice(queue, left * _LOOKED_AT)):
-            if digest in self.cache or digest in self._under_way:
+        chosen = self._next_out(floor)
+        slots = self.cache.reserve(min(len(chosen), self.cache.room)) if chosen else None
+        queue, under_way, draft = self._queue, self._under_way, self._steps.draft
+        for slot, (digest, block) in zip(slots or (), chosen, strict=False):
+            del queue[digest]
+            under_way.add(digest)
+            self._pin(block)
+            self._steps.copy(MoveKind.OUT, block, slot)
+            draft.entering.append((slot, digest))
+
+    def _next_out(self, floor: int) -> list[tuple[bytes, int]]:
+        """Return the next queued blocks that may be copied; drop those that need not or cannot be."""
+        queue, device, cache = self._queue, self._device, self.cache
+        most, spare = self._limits.out_blocks, device.available - floor
+        chosen: list[tuple[bytes, int]] = []
+        for digest in list(islice(queue, most * _LOOKED_AT)):
+            block = device.find(digest)
+            if digest in cache or digest in self._under_way:
                 del queue[digest]
-                continue
-            found = device.lookup([digest])
-            if not found:
+            elif block is None:
                 del queue[digest]
                 self.dropped_total += 1
-                continue
-            if device.is_cached(found[0]) and device.available <= floor:
-                continue
-            slots = self.cache.reserve(1)
-            if slots is None:
-                return
-            del queue[digest]
-            self._copy_out(found[0], slots[0], digest)
-            left -= 1
-            if not left:
-                return
-
-    def _copy_out(self, block: int, slot: int, digest: bytes) -> None:
-        self._pin(block)
-        self._steps.copy(MoveKind.OUT, block, slot)
-        self._steps.draft.entering.append((slot, digest))
-        self._under_way.add(digest)
+            elif not device.is_cached(block) or spare > 0:
+                spare -= device.is_cached(block)
+                chosen.append((digest, block))
+                if len(chosen) == most:
+                    break
+        return chosen
 
     # --- in -------------------------------------------------------------------------------------------------
 

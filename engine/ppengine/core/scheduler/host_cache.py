@@ -50,6 +50,11 @@ class HostCache:
         """Number of reserved slots whose content will be of no use."""
         return len(self._quarantined)
 
+    @property
+    def room(self) -> int:
+        """Number of slots that can be reserved: empty ones, and cached ones without pins."""
+        return self._pool.free
+
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._by_digest
 

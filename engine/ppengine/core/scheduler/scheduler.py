@@ -89,14 +89,15 @@ class Scheduler:
         """Add copies of the host cache to the draft; `sends`: it is sent without them, too.
 
         Loads make steps of their own, at most `depth` ahead: a request waits for them. Copies to
-        the host go along with other steps, since a step for them alone would delay the next rows.
-        They get steps of their own, one at a time, once nothing runs. No other step would carry the
-        last blocks of a chat, and its next turn begins with them.
+        the host go along with other steps in batches, since a step for them alone would delay the
+        next rows. They get steps of their own, one at a time, once nothing runs. No other step
+        would carry the last blocks of a chat, and its next turn begins with them.
         """
         if copies.loads and (sends or len(self.steps.unretired) < self.depth):
             copies.add_in()
             sends = sends or self.steps.urgent
-        if sends or not (self.paused or self.steps.unretired or self.queues.running):
+        idle = not (self.paused or self.steps.unretired or self.queues.running)
+        if idle or (sends and copies.due):
             copies.add_out(self.blocks.watermark + len(self.queues.running))
 
     def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
