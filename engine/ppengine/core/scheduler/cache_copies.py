@@ -93,6 +93,8 @@ class CacheCopies:
         self._limits = limits
         self._pin = pin
         self._queue: dict[bytes, None] = {}
+        self._left_some = False
+        """Whether a request has left queued blocks since the last copies: they may be evicted soon."""
         self._under_way: set[bytes] = set()
         """Digests of the blocks that unretired steps copy out."""
 
@@ -100,9 +102,9 @@ class CacheCopies:
 
     @property
     def due(self) -> bool:
-        """Whether a step should copy blocks: a batch of them waits, or half of those that may be evicted."""
+        """Whether a step should copy blocks: a batch of them waits, or some may be evicted soon."""
         waiting = len(self._queue)
-        return waiting >= min(_BATCH, self._limits.out_blocks) or 2 * waiting > self._device.available
+        return self._left_some or waiting >= min(_BATCH, self._limits.out_blocks)
 
     def queue(self, digests: Iterable[bytes]) -> None:
         """Queue full blocks that are in the prefix cache, except those that the host has."""
@@ -123,6 +125,7 @@ class CacheCopies:
                 if digest in queue:
                     del queue[digest]
                     queue[digest] = None
+                    self._left_some = True
 
     def add_out(self, floor: int) -> None:
         """Add the copies of queued blocks to the draft, as many as a step may have.
@@ -130,6 +133,7 @@ class CacheCopies:
         A block without references waits while fewer than `floor` blocks are available: a copy would
         keep it from a running request.
         """
+        self._left_some = False
         chosen = self._next_out(floor)
         slots = self.cache.reserve(min(len(chosen), self.cache.room)) if chosen else None
         queue, under_way, draft = self._queue, self._under_way, self._steps.draft
@@ -240,5 +244,6 @@ class CacheCopies:
     def reset(self) -> None:
         """Forget all content and what waits to be copied; all loads have ended."""
         self._queue.clear()
+        self._left_some = False
         self._under_way.clear()
         self.cache.forget_all()
