@@ -149,7 +149,8 @@ class CacheCopies:
         queue, device, cache = self._queue, self._device, self.cache
         most, spare = self._limits.out_blocks, device.available - floor
         chosen: list[tuple[bytes, int]] = []
-        for digest in list(islice(queue, most * _LOOKED_AT)):
+        looked_at = most * _LOOKED_AT if cache.room else _BATCH
+        for digest in list(islice(queue, looked_at)):
             block = device.find(digest)
             if digest in cache or digest in self._under_way:
                 del queue[digest]
