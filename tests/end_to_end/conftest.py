@@ -84,4 +84,4 @@ def expected(request: pytest.FixtureRequest, folder: Path) -> list[list[int]]:
     import reference  # It loads transformers, which takes seconds.
 
     module = request.module
-    return [reference.greedy(folder, prompt, module.STEPS) for prompt in module.PROMPTS]
+    return reference.greedy_each(folder, module.PROMPTS, module.STEPS)

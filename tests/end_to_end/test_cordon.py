@@ -34,7 +34,7 @@ def engine(folder: Path) -> Iterator[Served]:
 
 
 async def test_a_cordon_from_the_command_line_to_its_end(engine: Served, folder: Path) -> None:
-    expected = [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
+    expected = reference.greedy_each(folder, PROMPTS, STEPS)
     async with engine.operator() as op:
         begun = await op.halfway(PROMPTS[:2], max_tokens=STEPS)
         ran = await op.cli("cordon", "--stage", "1", "--dry-run")
