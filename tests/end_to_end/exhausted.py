@@ -20,12 +20,12 @@ from ppengine.common.oom_kills import LOOK_S
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppengine.protocol.verbs import Submit
-from serving import Served
+from serving import LASTING_S, Served
 
 from profiles import small
 
 PROMPT, TOKENS, LIMIT_S = list(range(3, 40)), 2000, 4.0
-FEW = 500
+FEW = 200
 """Tokens of a request that the next line of a test disturbs: they take longer than that."""
 MEMORY_LIMIT = 16 << 10
 
@@ -36,7 +36,7 @@ def serve(folder: Path, limit_s: float = 60.0, *, chats: bool = False) -> Served
     It takes `chats` if its folder has a tokenizer.
     """
     model = {"max_model_len": 2048, "skip_tokenizer": not chats}
-    return Served(small(folder, stages=2, model=model, parallel={"restart_limit_s": limit_s}))
+    return Served(small(folder, stages=2, model=model, parallel={"restart_limit_s": limit_s}), step_s=LASTING_S)
 
 
 @contextlib.contextmanager

@@ -20,11 +20,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from engines import STEP_VARIABLE
 from numba.core.dispatcher import Dispatcher
 from ppengine.common import child_process, lifeline
 from ppengine.supervisor import supervise
@@ -174,6 +176,8 @@ def _supervise(order: dict[str, Any], output: int, errors: int, line: int) -> in
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     _customize(order["env"].get("PYTHONPATH", ""))
+    if step_s := float(order["env"].get(STEP_VARIABLE, "0")):
+        _take_time(step_s)
     supervise.spawn = forkserver_client.spawn = Waiting(order["line"]).spawn
     _title(SUPERVISOR, order["args"])
     return importlib.import_module(f"{SUPERVISOR}.__main__").main()
@@ -187,6 +191,20 @@ def _customize(path: str) -> None:
         sys.modules.pop("sitecustomize", None)
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("sitecustomize")
+
+
+def _take_time(step_s: float) -> None:
+    """Have each step take that much longer in the first stage, in the stages that are forked from here."""
+    from ppengine.models.stage_model import StageModel
+
+    run = StageModel.run
+
+    def slower(model: StageModel, *args: Any) -> Any:
+        if sys.argv[sys.argv.index("--stage") + 1] == "0":
+            time.sleep(step_s)
+        return run(model, *args)
+
+    StageModel.run = slower  # type: ignore[method-assign]
 
 
 class Waiting:

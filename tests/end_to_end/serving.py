@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import yaml
-from engines import Engine, Launch, run_module, wait_until
+from engines import STEP_VARIABLE, Engine, Launch, run_module, wait_until
 from operators import Operator
 from ppconsole.link.engine_link import EngineLink
 from ppengine.common.config import EngineConfig, Profile
@@ -30,6 +30,8 @@ from ppengine.common.ring import Gauge, RingReader
 from ppengine.protocol.discovery import EngineRecord
 
 PAGE = mmap.PAGESIZE
+LASTING_S = 0.01
+"""Sleep in each step of an engine whose requests only have to last: they take no core, and last on any machine."""
 
 
 @dataclass
@@ -59,7 +61,9 @@ class Served:
     launch: ClassVar[Launch] = staticmethod(run_module)
     """Starts the supervisor. Tests fork it instead (`preloaded`), drills and tests on GPUs do not."""
 
-    def __init__(self, profile: Profile | dict[str, Any], *options: str) -> None:
+    def __init__(self, profile: Profile | dict[str, Any], *options: str, step_s: float = 0.0) -> None:
+        """Start it. Each step takes `step_s` longer, asleep: a load that only has to last needs no core then."""
+        self._step_s = step_s
         self.runtime = Path(tempfile.mkdtemp(prefix="pp-", dir="/tmp"))
         self.file = self.runtime / "profile.yaml"
         self.file.write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
@@ -81,7 +85,8 @@ class Served:
     def start(self) -> None:
         """Start the engine and wait until it serves."""
         launch = self.launch if self._forks else run_module
-        self.engine = Engine(self.runtime, ["ppengine.supervisor", str(self.file), *self.options], launch=launch)
+        words, env = ["ppengine.supervisor", str(self.file), *self.options], {STEP_VARIABLE: str(self._step_s)}
+        self.engine = Engine(self.runtime, words, env=env, launch=launch)
         try:
             self.find_pids()
             wait_until(lambda: "serving" in self.engine.errors.read_text(), "the engine serves", self._serves_s)

@@ -14,7 +14,7 @@ from operators import Operator
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import RequestInfo
 from ppengine.protocol.verbs import Abort, Pause, Preempt, Resume, SwapIn, SwapOut
-from serving import Served
+from serving import LASTING_S, Served
 
 from profiles import small
 
@@ -34,7 +34,7 @@ def engine(folder: Path) -> Iterator[Served]:
     scheduler = {"max_num_seqs": SLOTS, "max_num_batched_tokens": BUDGET, "schedule_ahead": True}
     # Requests that nobody ends write for seconds; fifty pictures a second show them in between.
     profile = small(folder, model={"max_model_len": 2048}, scheduler=scheduler, console={"publish_hz": 50.0})
-    with Served(profile) as served:
+    with Served(profile, step_s=LASTING_S) as served:
         yield served
 
 

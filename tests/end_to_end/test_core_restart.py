@@ -33,13 +33,13 @@ from ppengine.protocol.verbs import (
     Submit,
     SwapOut,
 )
-from serving import Served, audited
+from serving import LASTING_S, Served, audited
 from streaming import stream
 
 from profiles import small
 
 TINY = profiles_dir() / "models" / "tiny"
-STREAMS, STEPS = 30, 300
+STREAMS, STEPS = 12, 300
 PROMPTS = reference.prompts(5, 100, low=20, high=60, seed=7)
 
 
@@ -51,12 +51,12 @@ def folder(checkpoint_root: Path) -> Path:
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
     """Tokens of transformers, for each prompt."""
-    return [reference.greedy(folder, prompt, STEPS) for prompt in PROMPTS]
+    return reference.greedy_each(folder, PROMPTS, STEPS)
 
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Served]:
-    with Served(small(folder, stages=2, model={"max_model_len": 2048})) as served:
+    with Served(small(folder, stages=2, model={"max_model_len": 2048}), step_s=LASTING_S) as served:
         yield served
 
 
@@ -88,7 +88,7 @@ async def test_four_kills_lose_nothing_and_the_fifth_ends_the_engine(
         took = []
         for number in range(4):
             # The first kill meets streams that are still being submitted.
-            await asyncio.sleep(0.3 + 0.3 * number)
+            await asyncio.sleep(0.1 + 0.3 * number)
             took.append(await kill(op))
         assert await asyncio.gather(*tasks) == [expected[number % 5] for number in range(STREAMS)]
         await op.until(lambda picture: picture.engine.state == "serving", "a last picture")
@@ -183,6 +183,7 @@ async def test_held_requests_settings_and_cordons_are_as_before(engine: Served) 
         for name in names:
             await op.written(name, 30)
         one_end(engine)
+        await op.abort(*names)
 
 
 async def test_a_kill_during_a_change_of_memory_or_a_restart_of_a_stage(engine: Served) -> None:
@@ -207,6 +208,7 @@ async def test_a_kill_during_a_change_of_memory_or_a_restart_of_a_stage(engine: 
         engine.find_pids()
         await op.written(name, 30)
         one_end(engine)
+        await op.abort(name)
 
 
 async def test_a_stage_that_is_killed_with_the_core_is_restarted(engine: Served, expected: list[list[int]]) -> None:
@@ -267,7 +269,7 @@ async def test_without_a_journal_all_are_reported_lost(folder: Path) -> None:
 
 async def test_a_request_that_ends_three_cores_is_lost_and_the_engine_goes_on(folder: Path) -> None:
     slow = {"max_num_batched_tokens": 8, "max_num_seqs": 8}
-    with Served(small(folder, stages=2, model={"max_model_len": 2048}, scheduler=slow)) as engine:
+    with Served(small(folder, stages=2, model={"max_model_len": 2048}, scheduler=slow), step_s=2 * LASTING_S) as engine:
         async with engine.operator() as op:
             (poison,) = await op.submit_all([list(range(3, 103)) * 19], max_tokens=9)
             for ends in range(1, 4):

@@ -20,7 +20,7 @@ from operators import Operator
 from ppengine.drills.tracer import Tracer
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppengine.protocol.verbs import Abort, SetMemory
-from serving import Ran, Served
+from serving import LASTING_S, Ran, Served
 
 from profiles import small
 
@@ -51,7 +51,7 @@ def engine(folder: Path, injector: Injector) -> Iterator[Served]:
     """One engine for all faults: a stage that does not recover by itself is restarted (`Operator.repair`)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", injector.path)
-        served = Served(small(folder, stages=STAGES, model={"max_model_len": 2048}))
+        served = Served(small(folder, stages=STAGES, model={"max_model_len": 2048}), step_s=LASTING_S)
     with served:
         yield served
 

@@ -33,11 +33,11 @@ from exhausted import (
 from ppengine.protocol import kept_files
 from ppengine.protocol.control import Refused
 from ppengine.protocol.verbs import Priority
-from serving import Served, audited
+from serving import LASTING_S, Served, audited
 
 from profiles import small
 
-ON_FULL_DISK = 1200
+ON_FULL_DISK = 600
 """Tokens that take longer than a full disk is named and commands are refused."""
 
 
@@ -104,7 +104,7 @@ async def without_descriptors(engine: Served) -> None:
 
 
 async def test_a_full_disk_refuses_commands_by_name_and_nothing_else(folder: Path) -> None:
-    with OnSmallDisk(small(folder, stages=2, model={"max_model_len": 2048})) as engine:
+    with OnSmallDisk(small(folder, stages=2, model={"max_model_len": 2048}), step_s=LASTING_S) as engine:
         async with engine.operator() as op:
             name = await op.submit(PROMPT, max_tokens=ON_FULL_DISK)
             begun = time.monotonic()

@@ -22,7 +22,7 @@ from ppengine.offline.launch import EngineError
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppengine.protocol.verbs import Abort, ClearFaults, Continue, Fault, SetMemory, Submit
-from serving import Served, process_state, stage_pids
+from serving import LASTING_S, Served, process_state, stage_pids
 
 from profiles import small
 
@@ -43,14 +43,15 @@ def folder(checkpoint_root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Served]:
-    with Served(small(folder, stages=STAGES, model={"max_model_len": 2048})) as served:
+    with Served(small(folder, stages=STAGES, model={"max_model_len": 2048}), step_s=LASTING_S) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def lost_engine(folder: Path) -> Iterator[Served]:
     """An engine that loses a stage and stays without it, until a test restarts it (`Operator.repair`)."""
-    with Served(small(folder, stages=STAGES, model={"max_model_len": 2048}, parallel={"restart": "never"})) as served:
+    profile = small(folder, stages=STAGES, model={"max_model_len": 2048}, parallel={"restart": "never"})
+    with Served(profile, step_s=LASTING_S) as served:
         yield served
 
 

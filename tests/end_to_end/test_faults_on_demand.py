@@ -14,7 +14,7 @@ from ppengine.drills.registry import kinds
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, SetCheck
-from serving import Operator, Served, process_state
+from serving import LASTING_S, Operator, Served, process_state
 
 from profiles import small
 
@@ -33,7 +33,7 @@ def engine(folder: Path) -> Iterator[Served]:
     profile = small(
         folder, model={"max_model_len": 1024}, scheduler={"schedule_ahead": True}, parallel={"restart": "never"}
     )
-    with Served(profile, "--allow-faults") as served:
+    with Served(profile, "--allow-faults", step_s=LASTING_S) as served:
         yield served
 
 

@@ -23,12 +23,12 @@ from ppengine.gateway.audit import ENDS
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Pause, Resume, Submit
-from serving import Served, audited
+from serving import LASTING_S, Served, audited
 from streaming import stream
 
 from profiles import small
 
-STREAMS, STEPS, KILLS = 30, 300, 3
+STREAMS, STEPS, KILLS = 12, 300, 3
 PROMPTS = reference.prompts(5, 100, low=20, high=60, seed=7)
 BACK_S = 2.0
 SLACK = 5.0
@@ -41,7 +41,7 @@ def folder(checkpoint_root: Path) -> Path:
 
 
 def serve(folder: Path) -> Served:
-    return Served(small(folder, stages=2, model={"max_model_len": 2048}))
+    return Served(small(folder, stages=2, model={"max_model_len": 2048}), step_s=LASTING_S)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_three_kills_under_streams_lose_nothing(busy: Served, expected: li
         took = []
         for number in range(KILLS):
             # The first kill meets streams that are still being submitted.
-            await asyncio.sleep(0.3 + number)
+            await asyncio.sleep(0.1 + number)
             took.append(await kill(op))
         assert await asyncio.gather(*tasks) == [expected[number % 5] for number in range(STREAMS)]
         await op.until(lambda picture: picture.engine.state == "serving", "a last picture")

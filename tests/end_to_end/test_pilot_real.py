@@ -16,7 +16,7 @@ from ppconsole.link.kept_finished import KeptFinished
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.verbs import Resume, SetMemory
-from serving import Served, process_state
+from serving import LASTING_S, Served, process_state
 from textual.widgets import Button
 
 from profiles import small
@@ -33,7 +33,7 @@ def engine() -> Iterator[Served]:
         memory={"device_mib": 96, "swap_space_gib": 0.03},
         scheduler={"max_num_seqs": 16, "preemption": "swap"},
     )
-    with Served(profile) as served:
+    with Served(profile, step_s=LASTING_S) as served:
         yield served
 
 

@@ -16,6 +16,8 @@ from typing import Any, Protocol, TextIO
 from ppengine.common import lifeline
 
 HERE = Path(__file__).parent
+STEP_VARIABLE = "PPCONSOLE_TEST_STEP_S"
+"""Variable with the seconds that each step takes longer in an engine that `end_to_end/preloaded.py` forks."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
