@@ -35,7 +35,7 @@ class Port:
         self._endpoint = parse_address(address).endpoint("control")
         self._pair = make_keypair()
         self._server_key = engine.cli("key", "ls", "--json").json["server"]
-        assert engine.cli("key", "allow", "far-user", self._pair.public, "--role", "viewer").code == 0
+        assert engine.cli("key", "allow", "hung-port-user", self._pair.public, "--role", "viewer").code == 0
 
     def admits(self, within_s: float) -> bool:
         """Return whether a new connection has ended its handshake in time."""
