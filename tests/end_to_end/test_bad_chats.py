@@ -24,7 +24,7 @@ from serving import Served
 STEPS = 16
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 MEMORY = "{% if messages[0]['content'] == 'memory' %}{{ messages[0]['content'] * 10**9 }}{% endif %}"
-CHATS = ["hello", "loop", "a dog", "memory", "loop", "the river"]
+CHATS = ["hello", "loop", "a dog", "memory", "the river"]
 LIMITS = {"loop": "", "memory": "needs more memory than its process may take"}
 """Words of the refusals: a loop ends at its processor time, on a busy machine at its deadline."""
 PROMPT = "The old house by the river was"

@@ -221,19 +221,29 @@ def test_of_a_hundred_chats_ten_are_bad_and_ninety_run(world):
     assert len(world.processes) == 3, "two were ended, for they took too long"
 
 
-def test_the_core_goes_on_and_shows_the_wait_while_a_template_runs(world):
+def stop_process(world):
+    """Stop the process, which has served a chat; it costs no core as one that loops would."""
     world.end_of(world.chat("one"))
-    name, longest = world.chat("loop"), 0.0
+    (pid,) = renderers()
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_the_core_goes_on_and_shows_the_wait_while_a_chat_is_with_its_process(world):
+    pid = stop_process(world)
+    name, longest, deferred = world.chat("hi"), 0.0, False
     while not world.over(name):
         began = time.thread_time()
         world.turn()
         longest = max(longest, time.thread_time() - began)
-        if Deferred in [type(answer) for answer in world.told(name)] and not world.over(name):
+        if Deferred in [type(answer) for answer in world.told(name)] and not deferred:
+            deferred = True
             operation = world.engine.reporter.build().operations[0]
             assert (operation.verb, operation.state) == ("submit", "deferred")
             assert operation.progress == "waits for its chat template"
             serves(world)
-    assert [type(answer) for answer in world.told(name)] == [Accepted, Deferred, Refused], "one progress, one end"
+            os.kill(pid, signal.SIGCONT)
+    assert [type(answer) for answer in world.told(name)] == [Accepted, Deferred, Outcome], "one progress, one end"
     assert longest < 0.5
 
 
@@ -267,13 +277,14 @@ def test_a_core_that_leaves_answers_the_chats_that_wait(world):
 
 
 def test_answers_of_an_earlier_process_and_of_no_protocol_are_dropped(world):
-    name = world.chat("loop")
-    world.until(lambda: world.engine.templates._ready, "the process has the chat")
+    pid, name = stop_process(world), world.chat("hi")
     number = world.engine.templates._chat.message.number
     world.engine.templates.take(b"t0", template_process.Rendered(number=number, text="forged"))
     world.engine.templates.take(b"t0", template_process.RendererReady())
     assert not world.over(name)
-    assert isinstance(world.end_of(name), Refused)
+    os.kill(pid, signal.SIGCONT)
+    end = world.end_of(name)
+    assert world.engine.outputs.get(end.request).prompt_ids == tokens_of("hi!")
 
 
 def test_a_batch_of_prompts_takes_no_chat():
