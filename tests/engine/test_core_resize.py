@@ -233,7 +233,7 @@ def test_what_stages_answer_an_engine_that_leaves_begins_nothing():
     assert len(world.steps) == sent
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_any_order_of_changes_steps_failures_and_pauses_ends_with_what_was_asked_last(seed):
     source = random.Random(seed)
     world = CoreWorld(schedule_ahead=seed % 2 == 1, max_model_len=640, max_num_seqs=16, preemption="swap")

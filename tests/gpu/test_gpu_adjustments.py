@@ -78,8 +78,13 @@ def test_rows_are_those_of_the_reference(device: torch.device, dtype: torch.dtyp
     assert not torch.equal(expected[8], rows[8].float())
 
 
-@dtypes
-@pytest.mark.parametrize("cuts", [{"temperature": 0.0}, {"temperature": 1.3, "top_p": 0.9, "top_k": 70}], ids=str)
+# Rows are adjusted in float32 whatever their type is, so the cuts meet one type.
+@pytest.mark.parametrize(
+    ("cuts", "dtype"),
+    [({"temperature": 0.0}, torch.float32), ({"temperature": 0.0}, torch.bfloat16),
+     ({"temperature": 1.3, "top_p": 0.9, "top_k": 70}, torch.float16)],
+    ids=str,
+)  # fmt: skip
 def test_a_seed_gives_the_tokens_of_the_reference(
     device: torch.device, dtype: torch.dtype, cuts: dict[str, Any]
 ) -> None:
