@@ -42,7 +42,7 @@ class Seen:
     def snapshots(self) -> list[Snapshot]:
         return [update for update in self.updates if isinstance(update, Snapshot)]
 
-    async def until(self, reached: Callable[[Seen], bool], seconds: float = 20.0) -> None:
+    async def until(self, reached: Callable[[Seen], bool], seconds: float = 60.0) -> None:
         """Wait until `reached(self)`; fail after `seconds` with what was seen."""
         deadline = time.monotonic() + seconds
         while not reached(self):

@@ -68,7 +68,7 @@ async def linked(fake: FakeGateway) -> AsyncIterator[FarPast]:
     link, seen = EngineLink(elsewhere(fake), timing=FAST), Seen()
     await link.start(seen.take)
     try:
-        await link.attached(20)
+        await link.attached(60)
         yield FarPast(link)
     finally:
         await link.close()

@@ -38,7 +38,7 @@ async def main(engine: str, prompts: list[list[int]], steps: int) -> None:
             await op.output(names[index])
 
     try:
-        await link.attached(20)
+        await link.attached(60)
         async with asyncio.TaskGroup() as group:
             loads = [group.create_task(load(index)) for index in names]
             await op.until(lambda picture: all(names.values()), "all requests run")

@@ -48,7 +48,7 @@ async def main(engine: str, prompts: list[list[int]], steps: int) -> None:
     op = Watcher(link)
     await link.start(op.take)
     try:
-        await link.attached(20)
+        await link.attached(60)
         picture = await op.until(lambda picture: picture.engine.state == "serving", "it serves")
         names = await op.submit_all(prompts, max_tokens=steps)
         for name in names:

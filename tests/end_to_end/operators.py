@@ -59,7 +59,7 @@ class Operator:
         return self._picture
 
     async def until(
-        self, condition: Callable[[Snapshot], Any], what: str, timeout: float = 20.0, *, core: bool = True
+        self, condition: Callable[[Snapshot], Any], what: str, timeout: float = 60.0, *, core: bool = True
     ) -> Snapshot:
         """Return the first snapshot of what was so after this call that meets `condition`.
 
@@ -158,7 +158,7 @@ class Operator:
 
     async def ask(self, verb: Verb, **options: Any) -> Outcome | Refused:
         """Send a command and return its end, whatever it is."""
-        return await self.link.command(verb, timeout=30, **options)
+        return await self.link.command(verb, timeout=60, **options)
 
     async def do(self, verb: Verb, **options: Any) -> Outcome:
         """Send a command that must be applied (or planned)."""
@@ -182,7 +182,7 @@ class Operator:
         command = self.link.command(verb, timeout=60, on_progress=begun.take, **options)
         begun.end = asyncio.create_task(command)
         accepted = asyncio.create_task(begun.accepted.wait())
-        await asyncio.wait([accepted, begun.end], timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([accepted, begun.end], timeout=60, return_when=asyncio.FIRST_COMPLETED)
         assert accepted.done(), begun.end
         return begun
 

@@ -130,13 +130,13 @@ class Served:
         if self.engine.process.poll() is None:
             self.engine.process.send_signal(signal.SIGTERM)
             self.ended(0, "SIGTERM received")
-        assert self.engine.wait(15) == self.code
+        assert self.engine.wait() == self.code
         assert self.engine.leftovers() == []
 
     def ended(self, code: int, reason: str) -> None:
         """Wait for the end of the engine; assert its exit code, and the reason that the supervisor gives."""
         self.code = code
-        assert self.engine.wait(15) == code
+        assert self.engine.wait() == code
         assert self.engine.read() == {"event": "stopped", "code": code, "reason": reason}
 
     def remove(self) -> None:
@@ -228,7 +228,7 @@ class Served:
         operator = Operator(link, self)
         await link.start(operator.take)
         try:
-            await link.attached(10)
+            await link.attached(60)
             await operator.until(lambda picture: picture.engine.state != "loading", "a first snapshot")
             yield operator
         finally:

@@ -12,14 +12,14 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
 
-async def stream(find: Callable[[], EngineRecord], prompt: list[int], steps: int, back_s: float = 20.0) -> list[int]:
+async def stream(find: Callable[[], EngineRecord], prompt: list[int], steps: int, back_s: float = 60.0) -> list[int]:
     """Submit on a link of its own and return `steps` tokens. A lost link has `back_s` seconds to come back."""
     link = EngineLink(find(), find=find, user="streams", slow=True, passing=True)
     await link.start(lambda update: None)
     try:
-        await link.attached(10)
+        await link.attached(60)
         sampling = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
-        answer = await link.command(Submit(prompt_token_ids=prompt, sampling=sampling), timeout=30)
+        answer = await link.command(Submit(prompt_token_ids=prompt, sampling=sampling), timeout=60)
         assert isinstance(answer, Outcome) and answer.state == "applied", answer
         tokens: list[int] = []
         while True:

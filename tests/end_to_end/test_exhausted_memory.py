@@ -89,9 +89,9 @@ async def test_a_gateway_killed_for_memory_is_named_by_the_next_one(engine: Serv
     async with engine.operator() as op:
         name, pid = await op.submit(PROMPT, max_tokens=2 * FEW), engine.pids["gateway"]
         with starved(pid):
-            wait_until(lambda: gone(pid), "the gateway is killed", 20.0)
-        wait_until(lambda: WORDS in (engine.engine.errors.read_text()), "the supervisor names it", 5.0)
-    wait_until(lambda: engine.cli("status").code == 0, "the next one serves", 20.0)
+            wait_until(lambda: gone(pid), "the gateway is killed")
+        wait_until(lambda: WORDS in (engine.engine.errors.read_text()), "the supervisor names it")
+    wait_until(lambda: engine.cli("status").code == 0, "the next one serves")
     engine.find_pids()
     async with engine.operator() as op:
         assert len((await op.output(name))[0]) == 2 * FEW
@@ -154,7 +154,7 @@ def test_a_supervisor_killed_for_memory_is_named_in_the_end_of_its_engine(engine
     with starved(supervisor):
         assert engine.engine.wait() == -signal.SIGKILL
         # The gateway reads the limit of the cgroup when it leaves.
-        wait_until(engine.engine.nothing_left, "all leaves with the supervisor", 20.0)
+        wait_until(engine.engine.nothing_left, "all leaves with the supervisor")
     engine.code = -signal.SIGKILL
     (ended,) = [one for one in ended_engines() if one.record.id == engine.engine.run_dir.name]
     assert ended.end.reason.startswith(f"its supervisor (pid {supervisor}) was {WORDS}")
@@ -166,7 +166,7 @@ async def test_a_fork_server_killed_on_an_idle_engine_is_there_before_a_stage_ne
             old = forkserver(engine)
             os.kill(old, signal.SIGKILL)
             assert "killed by SIGKILL" in await heard(op, "forkserver.ended", f"pid {old}")
-            wait_until(lambda: forkserver(engine) != old, "another one is there", 5.0)
+            wait_until(lambda: forkserver(engine) != old, "another one is there")
             wait_until(lambda: Path(f"/proc/{forkserver(engine)}/maps").read_text().count("torch"), "it loads", 30.0)
             new = forkserver(engine)
             os.kill(engine.pids["stage1"], signal.SIGKILL)

@@ -189,7 +189,7 @@ async def test_a_process_without_descriptors_is_named_and_requests_go_on(engine:
             stage = 1 if role == "stage1" else None
             with out_of_files(engine.pids[role]) as limit:
                 words = f"of {limit:,} descriptors, RLIMIT_NOFILE"
-                found = await op.until(has("out_of_files", words), f"{role} is named", 20.0)
+                found = await op.until(has("out_of_files", words), f"{role} is named")
                 print(f"\n{role} without descriptors: named after {time.monotonic() - begun:.1f} s")
                 (verdict,) = [one for one in found.verdicts if one.cause == "out_of_files"]
                 assert verdict.stage == stage and ("stage 1" if stage else role) in verdict.summary

@@ -49,7 +49,7 @@ def engine(receiver: TraceReceiver) -> Iterator[Served]:
     ]  # fmt: skip
     with Served(load_profile("tiny", settings)) as served:
         for _ in range(20):  # Either of the two processes answers.
-            wait_until(lambda: call(served, "GET", "/ready")[0] == 200, "it is ready", 20.0)
+            wait_until(lambda: call(served, "GET", "/ready")[0] == 200, "it is ready")
         yield served
 
 
@@ -221,7 +221,7 @@ def test_a_stop_text_ends_a_choice_and_its_request(engine: Served, client: opena
         assert text == written[:first]
         if not stream:
             assert answer.choices[0].finish_reason == "stop"
-    wait_until(lambda: live(engine) == 0, "the core computes nothing beyond a stop text", 10.0)
+    wait_until(lambda: live(engine) == 0, "the core computes nothing beyond a stop text")
 
 
 def test_a_stop_text_ends_one_prompt_of_several(engine: Served, client: openai.OpenAI, written: str) -> None:
@@ -329,7 +329,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
     before = samples(engine)
     for _ in range(2):
         client.completions.create(model="tiny", prompt="A prompt of its own", max_tokens=10, **GREEDY)
-    wait_until(lambda: live(engine) == 0, "both have ended", 10.0)
+    wait_until(lambda: live(engine) == 0, "both have ended")
     after = samples(engine)
     grown = {name: value - before[name] for name, value in after.items()}
     assert grown["vllm:generation_tokens_total"] == 20 == grown["vllm:request_generation_tokens_sum"]
@@ -344,7 +344,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
         calls = sum(now.get(f"http_request_duration_seconds_{part}", 0) for part in ("count", "sum"))
         return calls > 2 and now.get("ppengine_stage_step_seconds", 0) > 0 < now.get("ppengine_stage_idle_ratio", 0)
 
-    wait_until(reported, "HTTP processes and the gateway have reported", 10.0)
+    wait_until(reported, "HTTP processes and the gateway have reported")
     assert samples(engine)["process_resident_memory_bytes"] > 2 * 2**20
 
 
@@ -434,7 +434,7 @@ def test_a_client_that_leaves_takes_its_request_along(engine: Served) -> None:
     sock = opened(engine, {"max_tokens": 480, "ignore_eos": True})
     assert live(engine) == 1
     sock.close()
-    wait_until(lambda: live(engine) == 0, "its request is aborted", 10.0)
+    wait_until(lambda: live(engine) == 0, "its request is aborted")
 
 
 def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Served) -> None:
@@ -489,7 +489,7 @@ def test_a_key_is_limited_kicked_and_drained(engine: Served) -> None:
             await op.idle()
 
     asyncio.run(work())
-    wait_until(lambda: status() == 200, "both processes have taken the end of the drain", 10.0)
+    wait_until(lambda: status() == 200, "both processes have taken the end of the drain")
 
 
 def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: openai.OpenAI, written: str) -> None:
@@ -498,8 +498,8 @@ def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: op
     os.kill(gone, signal.SIGKILL)
     closed = [b"[DONE]" not in read_until(sock, b"[DONE]") for sock in socks]
     assert 0 < closed.count(True) < 6 or len(set(closed)) == 1, closed
-    wait_until(lambda: live(engine) == 0, "no request stays behind", 20.0)
-    wait_until(lambda: engine.find_pids() is None and engine.pids["http0"] != gone, "another one is there", 20.0)
+    wait_until(lambda: live(engine) == 0, "no request stays behind")
+    wait_until(lambda: engine.find_pids() is None and engine.pids["http0"] != gone, "another one is there")
     for _ in range(8):
         answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=STEPS, **GREEDY)
         assert answer.choices[0].text == written

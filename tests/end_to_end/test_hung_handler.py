@@ -77,7 +77,7 @@ def handler_thread(pid: int, injector: Injector) -> int:
 async def test_a_handler_that_ends_lets_nobody_in_and_is_replaced(
     engine: Served, port: Port, injector: Injector
 ) -> None:
-    wait_until(lambda: port.admits(1.0), "the key is read", 5.0)
+    wait_until(lambda: port.admits(1.0), "the key is read")
     async with engine.operator() as op:
         await asyncio.to_thread(injector.plant, engine.pids["gateway"], "end_zap_handlers")
         log = engine.engine.run_dir / "gateway.log"
@@ -92,7 +92,7 @@ async def test_a_handler_that_ends_lets_nobody_in_and_is_replaced(
             await op.until(lambda picture: picture.sampled_at > ended, "a console that is attached goes on")
         finally:
             await asyncio.to_thread(injector.plant, engine.pids["gateway"], "uproot")
-        wait_until(lambda: port.admits(1.0), "another handler answers", 5.0)
+        wait_until(lambda: port.admits(1.0), "another handler answers")
         assert engine.cli("status").code == 0
         gateway = engine.pids["gateway"]
         engine.find_pids()

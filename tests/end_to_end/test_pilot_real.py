@@ -162,7 +162,7 @@ async def test_a_stopped_stage_is_named_and_continued(engine: Served) -> None:
     async with console(engine) as rig:
         name = await rig.running()
         with engine.stopped("stage1"):
-            await rig.until(lambda: "STAGE 1 stopped" in rig.board("top"), "the banner names it", 5.0)
+            await rig.until(lambda: "STAGE 1 stopped" in rig.board("top"), "the banner names it")
             await rig.pilot.press("tab", "down")
             await rig.do("c")
             assert process_state(engine.pids["stage1"]) != "T"

@@ -25,7 +25,7 @@ from ppengine.protocol.verbs import RestartStage
 from serving import Served
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
-STAGES, STEPS, ENDS_S = 3, 80, 15.0
+STAGES, STEPS, ENDS_S = 3, 80, 60.0
 RAY = {"executor": "ray"}
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
 

@@ -20,7 +20,7 @@ STEP_VARIABLE = "PPCONSOLE_TEST_STEP_S"
 """Variable with the seconds that each step takes longer in an engine that `end_to_end/preloaded.py` forks."""
 
 
-def wait_until(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
     """Return the first true answer of `condition`; fail with `what` after `timeout` seconds.
 
     It looks less and less often: many conditions read all of /proc, and what is waited for needs the core more.
@@ -118,7 +118,7 @@ class Engine:
                 found["stage" + stage if stage else role] = pid
         return found if len(found) == count else None
 
-    def wait(self, timeout: float = 20.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """Return the supervisor's exit code."""
         return self.process.wait(timeout)
 

@@ -40,7 +40,7 @@ TRIES = 3
 """How often a promise of time is tried: the best try judges the program, the others what else the machine did."""
 
 
-def until(look: Callable[[], T], timeout: float = 20.0, what: str = "") -> T:
+def until(look: Callable[[], T], timeout: float = 60.0, what: str = "") -> T:
     """Return the first true answer of `look`; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -197,7 +197,7 @@ class FakeCore:
         """Push what an agent would."""
         self.report(AgentReport(mono_ns=time.monotonic_ns(), node=node or os.uname().nodename, stages=list(samples)))
 
-    def next(self, timeout: float = 20.0) -> Any:
+    def next(self, timeout: float = 60.0) -> Any:
         """Return the next message on `front`, reporting meanwhile."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -264,7 +264,7 @@ class Client:
         head = head or frames.header(self.config.id, self.config.epoch)
         (socket or self.control).send_multipart([frames.encode(head), frames.encode(message)])
 
-    def hear(self, socket: Any = None, timeout: float = 20.0) -> Any:
+    def hear(self, socket: Any = None, timeout: float = 60.0) -> Any:
         """Return the next answer."""
         socket = socket or self.control
         assert socket.poll(int(timeout * 1e3)), "no answer"
@@ -281,13 +281,13 @@ class Client:
         """Return a command that is good now."""
         return Command(**({"id": identity, "epoch": self.config.epoch, "verb": verb, "by": "eve"} | changes))
 
-    def published(self, timeout: float = 20.0) -> tuple[bytes, frames.Header, bytes]:
+    def published(self, timeout: float = 60.0) -> tuple[bytes, frames.Header, bytes]:
         """Return the next message of `state`."""
         assert self.state.poll(int(timeout * 1e3)), "nothing is published"
         topic, head, body = self.state.recv_multipart()
         return topic, frames.decode_header(head), body
 
-    def snapshot(self, timeout: float = 20.0) -> Snapshot:
+    def snapshot(self, timeout: float = 60.0) -> Snapshot:
         """Return the newest snapshot, waiting for one."""
         while True:
             topic, _, body = self.published(timeout)

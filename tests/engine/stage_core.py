@@ -154,7 +154,7 @@ class FakeCore:
             elif isinstance(message, StageFindings):
                 self.findings.append(message)
 
-    def until(self, condition: Any, what: str, seconds: float = 30.0) -> None:
+    def until(self, condition: Any, what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {seconds} s; fatal: {self.fatal}, {self.failed}"

@@ -26,7 +26,7 @@ BIG = (60_000, 50_000, 1, 40_000)
 RETURNS = ([5, 6, 7], [8, 9], [10, 11, 12])
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
     """Poll `condition`; fail the test when it stays false."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -111,7 +111,7 @@ def applied(command, **more):
     return Outcome(id=command.id, op="op-1", state="applied", text="done", **more)
 
 
-def events_of(client, kinds, timeout=20.0):
+def events_of(client, kinds, timeout=60.0):
     """Return the events up to the first of each of `kinds`."""
     seen, deadline = [], time.monotonic() + timeout
     while not set(kinds) <= {event.kind for event in seen}:

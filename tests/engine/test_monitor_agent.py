@@ -99,7 +99,7 @@ def reports(pull):
         yield codec.decode(pull.recv())
 
 
-def first(pull, wanted, timeout=20.0):
+def first(pull, wanted, timeout=60.0):
     """Return the first report whose stage 0 is as wanted, and the seconds until the agent made it."""
     begin, stream = time.monotonic(), reports(pull)
     while True:

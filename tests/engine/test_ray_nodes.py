@@ -191,7 +191,7 @@ def watched(calls: Calls, tmp_path: Path, port: int) -> tuple[Nodes, Node]:
     return nodes, node
 
 
-def turns(nodes: Nodes, until: Callable[[list[Node]], bool], seconds: float = 5.0) -> None:
+def turns(nodes: Nodes, until: Callable[[list[Node]], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not until(nodes.turn([], lambda _: [])):
         assert time.monotonic() < deadline
