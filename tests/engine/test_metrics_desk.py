@@ -9,6 +9,7 @@ from ppengine.core.metrics_desk import RINGS_S, MetricsDesk
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.protocol.clients import HttpReport, ProcessFigures
 from ppengine.protocol.metrics import MetricsQuery, RingFigures, StageFigures
+from ppengine.protocol.tiers import TiersInfo
 
 
 def test_reports_of_rings_grow_old_and_those_of_processes_do_not() -> None:
@@ -21,7 +22,9 @@ def test_reports_of_rings_grow_old_and_those_of_processes_do_not() -> None:
     stages: Any = []
     tracker: Any = None
     desk = MetricsDesk(health, stages, tracker, requests, lambda: now[0])
-    assert desk.answer(MetricsQuery(nonce=1)).rings == []
+    assert desk.answer(MetricsQuery(nonce=1)).rings == [] and desk.answer(MetricsQuery(nonce=1)).tiers is None
+    desk.take_tiers(TiersInfo(slots=7))
+    assert desk.answer(MetricsQuery(nonce=1)).tiers == TiersInfo(slots=7)
     rings = [RingFigures(0, 0, 0.1, 0.2, 0.5, None, 0, 0, 0.1)]
     desk.take_rings(StageFigures(ranks=rings))
     process = ProcessFigures(1.0, 2.0, 3, 4, 5)

@@ -13,6 +13,8 @@ from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_e
 from ppengine.http.metrics_text import exposition
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
 from ppengine.protocol.metrics import CoreMetrics, RingFigures, StageMetrics, SwapFigures
+from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
 
 BOARD = [
     "e2e_request_latency_seconds",
@@ -78,12 +80,12 @@ def took(ended: int) -> list[int]:
     return [ended, *[0] * (len(HTTP_EDGES_S) - 1), 1]
 
 
-def text(model: str = "m", slo: SloConfig | None = None) -> str:
+def text(model: str = "m", slo: SloConfig | None = None, tiers: TiersInfo | None = None) -> str:
     metrics = RequestMetrics(1024)
     for seconds in (0.004, 0.1, 0.1000001, 9999.0):
         metrics.add("first_token", seconds)
     answer = CoreMetrics(
-        nonce=1, state="serving", blocks=10, blocks_used=4, prefix_hit_tokens=5, prompt_tokens=15,
+        nonce=1, state="serving", tiers=tiers, blocks=10, blocks_used=4, prefix_hit_tokens=5, prompt_tokens=15,
         finished={"stop": 2, "lost": 1}, slo_met=7, slo_missed=2,
         stages=[StageMetrics(stage=1, rank=0, up=True, retired_step=7, oldest_step_s=0.5)],
         http=[
@@ -236,13 +238,52 @@ def test_samples_have_the_labels_that_the_boards_select() -> None:
     assert {f"process_{name}" for name in PROCESS} <= set(found)
 
 
+TIERS = TiersInfo(
+    slots=8, slots_swapped=1, slots_cached=4, slots_moving=2, slots_quarantined=1, slot_bytes=10,
+    prompt_tokens_total=120, device_hit_tokens_total=40, host_hit_tokens_total=20, computed_tokens_total=45,
+    in_bytes_total=70, out_bytes_total=80, finding=1, fetching=2, ready=True,
+    stores=[StoreInfo(stage=0, rank=0, pid=7, age_ms=300.0, jobs=2, lag_ms=1500.0), StoreInfo(stage=1, rank=0)],
+    backends=[
+        BackendInfo(
+            name="nvme0", kind="files", url="/kv", write="reused", state="open", quota_bytes=1000, used_bytes=600,
+            hit_tokens_total=15, read_bytes_total=5, written_bytes_total=6, errors_total=2, corrupt_total=1,
+            read_ms=Quantiles(p50=3.0, p99=18.0, count=9),
+        ),
+        BackendInfo(name="c", kind="valkey", url="", write="always", quota_bytes=9),
+    ],
+)  # fmt: skip
+"""Half of what can be known."""
+
+
+def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
+    assert "tier" not in text()
+    lines = text(tiers=TIERS).splitlines()
+    for line in (
+        'ppengine_tier_tokens_total{model_name="m",tier="device"} 40.0',
+        'ppengine_tier_tokens_total{model_name="m",tier="nvme0"} 15.0',
+        'ppengine_tier_slots{model_name="m",use="free"} 1.0',
+        'ppengine_tier_used_bytes{model_name="m",tier="host"} 70.0',
+        'ppengine_tier_bytes_total{model_name="m",tier="nvme0",direction="out"} 6.0',
+        'ppengine_tier_backend_info{model_name="m",tier="c",state="unknown",breaker="closed"} 1.0',
+        'ppengine_tier_backend_seconds{model_name="m",tier="nvme0",call="read",quantile="0.99"} 0.018',
+        'ppengine_tier_store_lag_seconds{model_name="m",stage="0",rank="0"} 1.5',
+        'vllm:external_prefix_cache_queries_total{model_name="m",engine="0"} 60.0',
+        'vllm:external_prefix_cache_hits_total{model_name="m",engine="0"} 15.0',
+        'vllm:kv_offload_tiering_read_bytes_total{model_name="m",engine="0",tier="nvme0"} 5.0',
+    ):
+        assert line in lines, line
+    unknown = [line for line in lines if line.startswith("ppengine_tier_used_bytes{") and 'tier="c"' in line]
+    assert not unknown and not any('stage="1"' in line for line in lines if "tier_store" in line)
+    assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
+
+
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
 def test_the_board_asks_for_metrics_that_exist() -> None:
     board = json.loads((DEPLOY / "grafana-engine.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
-    there = set(re.findall(r"^([a-z_:]+)", text(slo=SloConfig(ttft_ms=500)), re.M))
+    there = set(re.findall(r"^([a-z_:]+)", text(slo=SloConfig(ttft_ms=500), tiers=TIERS), re.M))
     asked = {name for query in queries for name in re.findall(r"\b(?:vllm:|ppengine_|http_|process_)[a-z_]+", query)}
     assert len(asked) > 15 and asked <= there, asked - there
 

@@ -332,7 +332,9 @@ class Loop:
         self._lost_stage = self._lost_stage or event.kind == "stage.lost"
 
     def _send_report(self, socket: zmq.Socket[bytes]) -> None:
-        self._push(socket, self.engine.reporter.build(self._dropped))
+        report = self.engine.reporter.build(self._dropped)
+        self.engine.metrics.take_tiers(report.tiers)
+        self._push(socket, report)
 
     def _send_events(self, socket: zmq.Socket[bytes]) -> None:
         for happened in self.engine.feed.pending():

@@ -12,6 +12,7 @@ from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, RingFigures, StageFigures, StageMetrics, SwapFigures
+from ppengine.protocol.tiers import TiersInfo
 
 RINGS_S = 10.0
 """Seconds after which figures of the rings are no longer those of now."""
@@ -30,6 +31,7 @@ class MetricsDesk:
     """Newest counts of each HTTP process."""
     _rings: list[RingFigures] = field(init=False, default_factory=list)
     _rings_at: float = field(init=False, default=0.0)
+    _tiers: TiersInfo | None = field(init=False, default=None)
 
     def take(self, report: HttpReport) -> None:
         """Keep the counts of an HTTP process for the next answer."""
@@ -38,6 +40,10 @@ class MetricsDesk:
     def take_rings(self, figures: StageFigures) -> None:
         """Keep the figures of the stages' rings for the next answers."""
         self._rings, self._rings_at = figures.ranks, self._clock()
+
+    def take_tiers(self, tiers: TiersInfo | None) -> None:
+        """Keep the tiers of the core's newest report for the next answers."""
+        self._tiers = tiers
 
     def answer(self, question: MetricsQuery) -> CoreMetrics:
         """Return the metrics of this moment."""
@@ -51,6 +57,7 @@ class MetricsDesk:
             slo_met=requests.latencies.slo.met_total, slo_missed=requests.latencies.slo.missed_total,
             http=[each for report in self._http.values() for each in report.clients],
             processes={role: one.process for role, one in self._http.items() if one.process is not None},
+            tiers=self._tiers,
             rings=self._rings if self._clock() - self._rings_at < RINGS_S else [],
         )  # fmt: skip
         if self._health.serving is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from ppengine.common.config import EngineConfig, SloConfig
+from ppengine.http.tier_metrics import families
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
 from ppengine.protocol.metrics import CoreMetrics, HistogramCounts, RingFigures
 
@@ -70,6 +71,7 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
         *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
         *_own({"model_name": model}, metrics),
         *_slo({"model_name": model}, config.profile.slo, metrics),
+        *(line for one in families({"model_name": model}, metrics.tiers) for line in _metric(*one)),
         *_rings({"model_name": model}, metrics.rings),
         *_calls(metrics.http),
         *_processes(metrics.processes),
@@ -78,11 +80,15 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
 
 
 def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterator[str]:
-    waiting = metrics.waiting + metrics.swapped
-    hits, computed = metrics.prefix_hit_tokens, metrics.prompt_tokens
+    aside = 0 if metrics.tiers is None else metrics.tiers.finding + metrics.tiers.fetching
+    waiting = metrics.waiting + metrics.swapped + aside
+    hits, computed, backends = metrics.prefix_hit_tokens, metrics.prompt_tokens, metrics.backend_hit_tokens
     yield from _metric("vllm:num_requests_running", "gauge", "Requests that run.", [(labels, metrics.running)])
     yield from _metric("vllm:num_requests_waiting", "gauge", "Requests that wait.", [(labels, waiting)])
-    reasons = [({**labels, "reason": "capacity"}, waiting), ({**labels, "reason": "deferred"}, metrics.held)]
+    reasons = [
+        ({**labels, "reason": "capacity"}, waiting - aside),
+        ({**labels, "reason": "deferred"}, metrics.held + aside),
+    ]
     yield from _metric("vllm:num_requests_waiting_by_reason", "gauge", "Requests that wait, by reason.", reasons)
     yield from _metric("vllm:num_requests_swapped", "gauge", "Requests on the host.", [(labels, metrics.swapped)])
     share = metrics.blocks_used / metrics.blocks if metrics.blocks else 0.0
@@ -95,12 +101,12 @@ def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterato
         "vllm:generation_tokens_total": ("Output tokens.", metrics.output_tokens),
         "vllm:num_preemptions_total": ("Preemptions.", metrics.preemptions),
         "vllm:prefix_cache_queries_total": ("Prompt tokens that were looked up.", computed + hits),
-        "vllm:prefix_cache_hits_total": ("Prompt tokens that were cached.", hits),
+        "vllm:prefix_cache_hits_total": ("Those that were cached on device or host.", hits - backends),
         "vllm:prompt_tokens_cached_total": ("Prompt tokens that were cached.", hits),
     }
     for name, (text, value) in counters.items():
         yield from _metric(name, "counter", text, [(labels, value)])
-    cached, backends = metrics.host_hit_tokens, metrics.backend_hit_tokens
+    cached = metrics.host_hit_tokens
     tiers = {"device": hits - cached - backends, "host": cached, "disk": 0, "external_unspecified": backends}
     held = [({**labels, "source": source}, value) for source, value in tiers.items()]
     name = "vllm:prompt_tokens_cached_by_source_total"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.clients import ClientCounts, ProcessFigures
+from ppengine.protocol.tiers import TiersInfo
 
 
 class HistogramCounts(msgspec.Struct, array_like=True):
@@ -112,6 +113,8 @@ class CoreMetrics(msgspec.Struct, tag="core-metrics", kw_only=True):
     """Requests that have ended and met the objectives of the profile; 0 without any."""
     slo_missed: int = 0
     """Those that have not."""
+    tiers: TiersInfo | None = None
+    """KV tiers as of the core's newest report; None without them."""
     histograms: dict[str, HistogramCounts] = {}
     """By the names of `core/request_metrics.py`; seconds, or tokens."""
     stages: list[StageMetrics] = []
