@@ -11,6 +11,7 @@ import pytest
 import snapshots
 from cli_helpers import Cli
 from fake_gateway import FakeGateway
+from ppconsole.cli.render import detail_lines
 from ppconsole.model.request_fields import request_filter
 from ppconsole.model.tier_rates import HostMeter, HostRates
 from ppconsole.screens.confirm import Confirm
@@ -18,7 +19,9 @@ from ppconsole.screens.tiers_screen import BackendScreen, TiersScreen
 from ppconsole.view import backend_detail, drilldown, help_page, kvmap, request_table, tier_bars, tiers_page
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.marks import request_mark
+from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.tiers import BackendInfo, PromptSources, StoreInfo, TiersInfo
 from test_tui_console import console
@@ -179,6 +182,13 @@ def test_a_request_names_the_sources_of_its_prompt() -> None:
     assert drilldown.sources_text(sources, 8192) == line
     assert drilldown.sources_text(sources, 8000).startswith("start 8192: "), "with known outputs"
     assert drilldown.sources_text(PromptSources(computed=7), 7) == "prompt 7: computed 7"
+    detail = RequestDetail(
+        id="r", owner="ann", state="running", why="", prompt_tokens=8192, output_tokens=0, computed_tokens=0,
+        cached_tokens=0, block_table=[], shared_blocks=[], host_blocks=[], in_flight=[], sampling=SamplingParams(),
+        revision=0, age_s=1.0, sources=sources,
+    )  # fmt: skip
+    shown = [text_of(each).rstrip() for each in drilldown.request_rows(None, detail, "", 120)]
+    assert f"  came from     {line}" in shown and f"from      {line}" in detail_lines(detail)
 
 
 def test_the_kv_map_has_the_slots_of_the_host_below_it() -> None:

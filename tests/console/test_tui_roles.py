@@ -100,6 +100,6 @@ async def test_a_screen_of_its_own_verbs_offers_them_by_role_too() -> None:
 
 
 def test_a_viewer_completes_no_verb() -> None:
-    assert set(commands.names_for("viewer")) == set(commands.SCREENS)
+    assert set(commands.names_for("viewer")) == {*commands.SCREENS, "store ls"}
     assert "stop" not in commands.names_for("operator") and "stop" in commands.names_for("admin")
     assert "abort" in commands.names_for("operator")

@@ -270,6 +270,8 @@ def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
         'vllm:external_prefix_cache_queries_total{model_name="m",engine="0"} 60.0',
         'vllm:external_prefix_cache_hits_total{model_name="m",engine="0"} 15.0',
         'vllm:kv_offload_tiering_read_bytes_total{model_name="m",engine="0",tier="nvme0"} 5.0',
+        'vllm:num_requests_waiting{model_name="m",engine="0"} 3.0',
+        'vllm:num_requests_waiting_by_reason{model_name="m",engine="0",reason="deferred"} 3.0',
     ):
         assert line in lines, line
     unknown = [line for line in lines if line.startswith("ppengine_tier_used_bytes{") and 'tier="c"' in line]

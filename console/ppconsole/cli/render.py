@@ -19,6 +19,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, pids
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio, wall_text
 from ppconsole.view import figures
+from ppconsole.view.drilldown import sources_text
 from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
 
 BAR = 10
@@ -272,6 +273,7 @@ def detail_lines(detail: RequestDetail) -> list[str]:
                    f"{detail.cached_tokens} from the prefix cache"),
         ("timing", f"queued {figures.latency(detail.queued_s)}, first token {figures.latency(detail.first_token_s)}, "
                    f"per token {per_token}{_quantiles(detail)}, finished {age_text(detail.finished_s)}"),
+        *([("from", sources_text(detail.sources, detail.prompt_tokens))] if detail.sources is not None else []),
         ("blocks", _numbers(detail.block_table)),
         ("shared", _numbers(detail.shared_blocks)),
         ("host", _numbers(detail.host_blocks)),

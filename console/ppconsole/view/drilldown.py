@@ -62,8 +62,8 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
     flight = " ".join(f"m{number}" for number in detail.in_flight) or "nothing in flight"
     rows += field("steps", flight, "", width)
     rows += grid(_request_numbers(detail), width)
-    if info is not None and info.sources is not None:
-        rows += field("came from", sources_text(info.sources, info.prompt_tokens), "", width)
+    if detail.sources is not None:
+        rows += field("came from", sources_text(detail.sources, detail.prompt_tokens), "", width)
     rows += [EMPTY, heading("TIMING", width), *grid(_request_timing(detail), width)]
     rows += [EMPTY, heading(f"BLOCK TABLE  {len(detail.block_table)} on the device", width)]
     rows += block_rows(detail.block_table, set(detail.shared_blocks), width)

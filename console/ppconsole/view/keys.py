@@ -202,7 +202,7 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LOOK", (
         (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
         ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
-        ("L", "topology"), ("K", "clients of the HTTP port"), ("V", "tiers of KV blocks"),
+        ("L", "topology"), ("K V", "HTTP clients; tiers"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T t", "trends, their time span"),
         ("/", "filter; Esc clears it"), ("Space", "mark; verbs act on marks"),
