@@ -13,6 +13,8 @@ GROUP = "ppconsole.backends"
 _BUILT_IN = {
     "memory": ("ppengine.store.backends.memory_backend", "MemoryBackend", ""),
     "files": ("ppengine.store.backends.files_backend", "FilesBackend", ""),
+    "valkey": ("ppengine.store.backends.valkey_backend", "ValkeyBackend", "valkey"),
+    "s3": ("ppengine.store.backends.s3_backend", "S3Backend", "s3"),
 }
 """Module, class, and the extra that it needs."""
 

