@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ppengine.store.backend import Backend, BackendError, Layout
-from ppengine.store.backend_kinds import make_backend
+from ppengine.store.backend_kinds import GROUP, make_backend
 from ppengine.store.backends import files_backend
 from ppengine.store.backends.direct_io import can_direct
 from ppengine.store.backends.files_backend import FilesBackend
@@ -69,7 +69,7 @@ def test_shares(kind: Callable[[Path], Contract], tmp_path: Path) -> None:
 
 
 def test_unknown_kinds_are_refused_with_those_that_are_there() -> None:
-    with pytest.raises(BackendError, match="no backend of kind tape; there are memory, files"):
+    with pytest.raises(BackendError, match="no backend of kind tape; there are memory, files, valkey, s3"):
         make_backend("tape")
     assert isinstance(make_backend("files"), FilesBackend)
 
@@ -197,3 +197,37 @@ def test_a_kill_in_the_middle_of_writes_leaves_whole_objects(tmp_path: Path) -> 
 def test_a_backend_is_made_for_each_kind() -> None:
     assert all(isinstance(make_backend(kind), Backend) for kind in ("memory", "files"))
     assert LAYOUT.alignment == 4096
+
+
+# --- backends of other packages ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contract:
+    """The example of docs/backends.md, installed as a package."""
+    text = (Path(__file__).parents[2] / "docs/backends.md").read_text()
+    (tmp_path / "my_package.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    points = tmp_path / "my_package-1.dist-info/entry_points.txt"
+    points.parent.mkdir()
+    table = text.partition(f'[project.entry-points."{GROUP}"]')[2].partition("```")[0]
+    points.write_text(f"[{GROUP}]{table.replace(chr(34), '')}")
+    (points.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Contract(lambda: make_backend("sqlite"), str(tmp_path / "kv.db"))
+
+
+def test_the_example_of_the_documentation_keeps_the_rules(example: Contract) -> None:
+    assert len((Path(example.url).parent / "my_package.py").read_text().splitlines()) < 70
+    example.check_objects()
+    Path(example.url).unlink()
+    for check in (example.check_clear, example.check_quota, example.check_reopen, example.check_shares):
+        check()
+        Path(example.url).unlink()
+
+
+def test_an_entry_point_that_is_no_backend_is_refused(example: Contract) -> None:
+    (points,) = Path(example.url).parent.rglob("entry_points.txt")
+    points.write_text(f"[{GROUP}]\nsqlite = pathlib:Path\nmemory = pathlib:Path\n")
+    with pytest.raises(BackendError, match=r"makes \w+Path, which is no Backend"):
+        make_backend("sqlite")
+    assert isinstance(make_backend("memory"), MemoryBackend), "a built-in kind cannot be replaced"
