@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ppengine.store.backend import Backend, BackendError, Layout
+from ppengine.store.backend import Backend, BackendError, Layout, Usage
 from ppengine.store.backend_kinds import GROUP, make_backend
 from ppengine.store.backends import files_backend
 from ppengine.store.backends.direct_io import can_direct
@@ -140,6 +141,29 @@ def test_engines_that_share_a_folder_leave_each_other_whole(tmp_path: Path) -> N
     assert read(first, keys[4]) == bytes(SIZE), "the drafts of one are not those of the other"
     first.write(keys[5], page_view(bytes(SIZE)))
     first.close()
+
+
+def test_a_full_disk_evicts_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = files(tmp_path).open()
+    keys = [f"0.0/ab/{number}" for number in range(4)]
+    for key in keys[:3]:
+        backend.write(key, page_view(bytes(SIZE)))
+    room = iter([False, True, False, False])
+
+    def write_file(path: Path, data: memoryview, *, direct: bool) -> None:
+        if not next(room):
+            path.write_bytes(data[:4096])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        path.write_bytes(data)
+
+    monkeypatch.setattr(files_backend, "write_file", write_file)
+    backend.write(keys[3], page_view(bytes(SIZE)))
+    assert backend.find(keys) == [False, True, True, True]
+    assert backend.usage() == Usage(3 * SIZE, 1)
+    with pytest.raises(OSError, match="No space left"):
+        backend.write("0.0/ab/9", page_view(bytes(SIZE)))
+    assert len(list((tmp_path / "kv/drafts").rglob("*"))) == 2, "no draft is left beside folder and lock"
+    backend.close()
 
 
 def test_files_of_other_engines_count_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

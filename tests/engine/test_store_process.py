@@ -75,7 +75,9 @@ class Core:
 
     def start(self) -> None:
         arguments = ["--engine", str(self._folder / "engine.json"), "--role", self.role]
-        self.child: Child = spawn("ppengine.store", arguments, log=self._folder / f"{self.role}.log")
+        path = os.pathsep.join([str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        log = self._folder / f"{self.role}.log"
+        self.child: Child = spawn("ppengine.store", arguments, log=log, env={"PYTHONPATH": path})
 
     def send(self, *messages: msgspec.Struct) -> None:
         for message in messages:
@@ -199,6 +201,44 @@ def test_another_core_finds_a_store_that_has_nothing(core: Core, pool: Pool, tmp
     begin(core, pool, tmp_path)
     core.send(Put(2, 1, "disk", KEY, [0], 60_000))
     assert core.next(Stored).error == ""
+
+
+HANGING = """
+import threading
+from ppengine.store.backends.memory_backend import MemoryBackend
+
+class Hanging(MemoryBackend):
+    threads = 2
+
+    def write(self, key, data):
+        threading.Event().wait()
+"""
+
+
+def test_a_backend_that_hangs_holds_up_nothing_else(tmp_path: Path, pool: Pool) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "hanging-1.dist-info").mkdir()
+    (tmp_path / "hanging-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: hanging\nVersion: 1\n")
+    (tmp_path / "hanging-1.dist-info/entry_points.txt").write_text("[ppconsole.backends]\nhanging = hanging:Hanging\n")
+    core = Core(tmp_path)
+    core.next(StoreReady)
+    slow = BackendSpec("slow", "hanging", "", 2**30, 60_000)
+    core.send(pool.message(), UseNamespace(b"n" * 16), UseBackends([slow, files_spec(tmp_path)]))
+    core.figures_with("open")
+    # More than it has threads: the others wait in its queue.
+    core.send(*(Put(job, 1, "slow", KEY, [0], 200) for job in range(1, 5)))
+    assert [core.next(Stored).error for _ in range(4)] == ["its deadline of 200 ms is over"] * 4
+    core.send(Put(5, 1, "disk", KEY, [0], 60_000))
+    assert core.next(Stored).error == ""
+    assert [backend.name for backend in core.next(StoreFigures).backends] == ["slow", "disk"]
+    core.send(UseBackends([msgspec.structs.replace(slow, timeout_ms=100), files_spec(tmp_path)]))
+    while core.next(StoreFigures).backends[0].errors < 1:
+        pass
+    core.send(UseBackends([files_spec(tmp_path)]), Put(6, 1, "slow", KEY, [0], 200))
+    assert core.next(Stored).error == "there is no backend slow"
+    core.child.terminate()
+    assert core.child.wait(30) == 0, "it leaves with calls that hang"
+    core.close()
 
 
 def test_a_store_leaves_in_order_and_with_its_parent(core: Core, pool: Pool, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def _answers(backend: Backend) -> bool:
 
 @pytest.mark.parametrize("url", ["ftp://host", "nothing"])
 def test_a_wrong_url_of_valkey_is_named(url: str) -> None:
-    with pytest.raises(BackendError, match=f"url is '{url}'"):
+    with pytest.raises(BackendError, match=r"url: .* must specify one of the following schemes"):
         Contract(lambda: make_backend("valkey"), url).open()
 
 

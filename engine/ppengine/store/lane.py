@@ -183,11 +183,17 @@ class Lane:
                 (self._reads if kind == "read" else self._writes).note(now, ms)
 
     def _ask_usage(self, backend: Backend, _: Bounce) -> int:
-        self._usage = backend.usage()
+        try:
+            self._usage = backend.usage()
+        finally:
+            # Not in `_usage_ended`: a call that hangs holds one thread, and must not be followed by others.
+            self._asks_usage = False
         return 0
 
     def _usage_ended(self, outcome: Outcome) -> None:
-        self._asks_usage, self._usage_due = False, self._clock() + USAGE_S
+        self._usage_due = self._clock() + USAGE_S
+        if outcome.skipped:
+            self._asks_usage = False
         if outcome.error:
             self._usage = Usage(-1, self._usage.evicted)
 

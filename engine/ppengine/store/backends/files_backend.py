@@ -7,6 +7,7 @@ kill. Nothing is flushed to the disk: after a loss of power the checksum shows a
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -79,26 +80,24 @@ class FilesBackend(Backend):
 
     @override
     def write(self, key: str, data: memoryview) -> None:
-        assert self._drafts is not None, "it is open"
         if len(data) > self._quota:
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
         if time.monotonic() - self._scanned > SCAN_S:
             self._scan()
         self._reserve(key, len(data))
-        draft, path = self._drafts.draft(), self._path(key)
         try:
-            write_file(draft, data, direct=self._direct)
-            # The kernel's own times are as coarse as its ticks.
-            os.utime(draft, ns=(time.time_ns(),) * 2)
             try:
-                draft.rename(path)
-            except FileNotFoundError:
-                self._make_folders(path.parent)
-                draft.rename(path)
+                self._put(key, data)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._shrink(key, len(data)):
+                    raise
+                self._put(key, data)
         except OSError:
-            draft.unlink(missing_ok=True)
             self._forget(key)
             raise
+        with self._lock:
+            # A scan may have missed it.
+            self._index.put(key, len(data))
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
@@ -123,6 +122,36 @@ class FilesBackend(Backend):
         if not folder or any(part.startswith(".") or not part for part in key.split("/")):
             raise BackendError(f"{key!r} is no key")
         return self._folder / folder / name[-2:] / name
+
+    def _put(self, key: str, data: memoryview) -> None:
+        """Write a draft and rename it. Raises OSError."""
+        assert self._drafts is not None, "it is open"
+        draft, path = self._drafts.draft(), self._path(key)
+        try:
+            write_file(draft, data, direct=self._direct)
+            # The kernel's own times are as coarse as its ticks.
+            os.utime(draft, ns=(time.time_ns(),) * 2)
+            try:
+                draft.rename(path)
+            except FileNotFoundError:
+                self._make_folders(path.parent)
+                draft.rename(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _shrink(self, key: str, size: int) -> bool:
+        """Make room on a full disk: evict objects of `size` bytes in all. Returns False without any."""
+        with self._lock:
+            chosen = [each for each in self._index.oldest(size, self._index.used_bytes) if each != key]
+        for each in chosen:
+            self._remove(each)
+            self._note_evicted()
+        return bool(chosen)
+
+    def _note_evicted(self) -> None:
+        with self._lock:
+            self._evicted += 1
 
     def _make_folders(self, folder: Path) -> None:
         if folder != self._folder:
@@ -191,7 +220,7 @@ class FilesBackend(Backend):
                     self._times[key] = used
                 return
         self._remove(key)
-        self._evicted += 1
+        self._note_evicted()
 
     def _remove(self, key: str) -> None:
         self._path(key).unlink(missing_ok=True)

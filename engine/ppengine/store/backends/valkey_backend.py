@@ -62,7 +62,8 @@ class ValkeyBackend(Backend):
                 retry=Retry(NoBackoff(), 0), protocol=2,
             )  # fmt: skip
         except ValueError as error:
-            raise BackendError(f"url is {config.url!r}: {error}") from None
+            # Without the url, which may have a password.
+            raise BackendError(f"url: {error}") from None
         self._client.ping()
         self._write = self._client.register_script(_WRITE)
         self._delete = self._client.register_script(_DELETE)
