@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import BackendSpec, Marker, OpenPool, UseBackends, UseNamespace
+from ppengine.protocol.store_messages import (
+    BackendSpec,
+    Fetch,
+    Marker,
+    OpenPool,
+    Put,
+    Stored,
+    UseBackends,
+    UseNamespace,
+)
 from ppengine.store.backend import Backend, BackendOptions, Layout, Usage
 from ppengine.store.backends.memory_backend import MemoryBackend
 from ppengine.store.bounce import Bounce
@@ -19,6 +28,7 @@ from ppengine.store.store import Store
 NAMESPACE = b"n" * 16
 SLOT_BYTES = 8192
 FIRST = Place(0, 0)
+KEY, OTHER = b"k" * 16, b"o" * 16
 
 
 def spec(name: str = "m", **changes: object) -> BackendSpec:
@@ -151,3 +161,17 @@ class FakeBackend(Backend):
 def marker(sums: Sequence[bytes] = (b"a" * 16, b"b" * 16), blocks: int = 2) -> Marker:
     """Return a marker of an engine of two places."""
     return Marker([4096] * len(sums), list(sums), blocks)
+
+
+def put(world: World, key: bytes = KEY, slots: tuple[int, ...] = (0, 1), job: int = 1) -> Stored:
+    """Write random slots as a chunk."""
+    for slot in slots:
+        world.pool.write(slot, os.urandom(SLOT_BYTES))
+    answer = world.ask(Put(job, 1, "m", key, list(slots), 1000))
+    assert isinstance(answer, Stored)
+    return answer
+
+
+def fetch(job: int, keys: list[bytes], slots: list[list[int]], sums: list[bytes], generation: int = 1) -> Fetch:
+    """Return a job for chunks of the backend `m`."""
+    return Fetch(job, generation, "m", keys, slots, sums, 1000)

@@ -228,6 +228,8 @@ def test_a_backend_that_hangs_holds_up_nothing_else(tmp_path: Path, pool: Pool) 
     # More than it has threads: the others wait in its queue.
     core.send(*(Put(job, 1, "slow", KEY, [0], 200) for job in range(1, 5)))
     assert [core.next(Stored).error for _ in range(4)] == ["its deadline of 200 ms is over"] * 4
+    core.send(Fetch(10, 1, "slow", [KEY], [[1]], [b""], 60_000))
+    assert "is not there" in core.next(Fetched).error, "a thread is left for reads"
     core.send(Put(5, 1, "disk", KEY, [0], 60_000))
     assert core.next(Stored).error == ""
     assert [backend.name for backend in core.next(StoreFigures).backends] == ["slow", "disk"]
