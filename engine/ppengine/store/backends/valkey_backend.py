@@ -12,12 +12,17 @@ from typing import Any, cast
 
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 from typing_extensions import override
 
 from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
 
 PREFIX = "ppkv:"
+READ_BYTES = 2**20
+"""Bytes of one read from the socket. The client's own 64 KiB took a fifth longer."""
+CUT_BYTES = 6000
+"""Longer arguments are sent without a copy."""
 BATCH = 256
 """Objects that one script deletes."""
 
@@ -59,7 +64,9 @@ class ValkeyBackend(Backend):
         try:
             self._client = Redis.from_url(
                 config.url, socket_timeout=config.timeout_s, socket_connect_timeout=config.timeout_s,
-                retry=Retry(NoBackoff(), 0), protocol=2,
+                retry=Retry(NoBackoff(), 0), protocol=2, socket_read_size=READ_BYTES,
+                # hiredis would copy a shard into the command.
+                command_packer=PythonRespSerializer(CUT_BYTES, _encode),
             )  # fmt: skip
         except ValueError as error:
             # Without the url, which may have a password.
@@ -150,3 +157,8 @@ def _books(key: str) -> tuple[str, str, str, str]:
     part = key.partition("/")[0]
     uses, sizes, used, clock = (f"{PREFIX}{part}:{name}" for name in ("uses", "sizes", "used", "clock"))
     return uses, sizes, used, clock
+
+
+def _encode(value: object) -> bytes | memoryview:
+    """Return an argument of a command."""
+    return value if isinstance(value, bytes | memoryview) else str(value).encode()
