@@ -13,7 +13,7 @@ class AbsentTokenizer(Tokenizer):
     """Takes the place of a tokenizer under `model.skip_tokenizer`. Every token is silent, so all outputs are empty."""
 
     def __init__(self) -> None:
-        self.eos, self.eos_id = None, None
+        self.eos, self.eos_id, self.fixed_texts = None, None, None
 
     @property
     @override

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import ByteLevel
 
 from ppengine.checkpoint.special_tokens import special_tokens
 from ppengine.common.config import ConfigError
@@ -29,6 +30,11 @@ class Tokenizer:
         )
         self.eos = special.get("eos_token")
         self.eos_id: int | None = None if self.eos is None else backend.token_to_id(self.eos)
+        self.fixed_texts: dict[int, str] | None = {} if isinstance(backend.decoder, ByteLevel) else None
+        """Texts of tokens that are the same in any output, as far as they are known; None: there are none.
+
+        A byte-level vocabulary joins the bytes of tokens, so a token of whole characters has one text.
+        """
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -69,6 +75,13 @@ class Tokenizer:
         """Return the text of one token, also of a special one; part of a character becomes U+FFFD."""
         text: str = self._backend.decode([token], skip_special_tokens=False)
         return text
+
+    def fix_text(self, token: int) -> None:
+        """Put a token that has a text into `fixed_texts`, if that is the same everywhere."""
+        if self.fixed_texts is not None:
+            text = self.decode([token])
+            if text and _UNFINISHED not in text:
+                self.fixed_texts[token] = text
 
     def is_silent(self, token: int) -> bool:
         """Return whether `token` adds nothing to a text: a special one, or padding of the vocabulary."""
@@ -111,6 +124,7 @@ class DetokStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int], spoken: Mapping[int, str]) -> None:
         self._tokenizer, self._spoken = tokenizer, spoken
+        self._fixed = tokenizer.fixed_texts
         # The last whole character of the prompt is context enough; one has at most four bytes, so four tokens.
         self._ids = [token for token in prompt_ids[-16:] if not tokenizer.is_silent(token)][-4:]
         self._given = len(self._ids)
@@ -118,6 +132,12 @@ class DetokStream:
 
     def push(self, token: int) -> str:
         """Return the text that `token` completes, which may be none."""
+        if self._fixed is not None and len(self._ids) == self._given:
+            # Nothing waits for the end of a character.
+            if (known := self._fixed.get(token)) is not None:
+                self._ids, self._given, self._prefix = [token], 1, known
+                return known
+            self._tokenizer.fix_text(token)
         if self._tokenizer.is_silent(token):
             return self.flush() + self._spoken[token] if token in self._spoken else ""
         self._ids.append(token)
