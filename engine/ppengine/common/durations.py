@@ -54,7 +54,6 @@ class Histogram:
     def __init__(self) -> None:
         self._slices: deque[_Slice] = deque()
         """The newest last."""
-        self._total: Counter[int] = Counter()
 
     def add(self, seconds: float, count: int, now: float) -> None:
         """Count a duration that was seen `count` times."""
@@ -62,26 +61,35 @@ class Histogram:
             self._expire(now)
             self._slices.append(_Slice(now, seconds, seconds))
         bucket, newest = bucket_of(seconds), self._slices[-1]
-        newest.least, newest.most = min(newest.least, seconds), max(newest.most, seconds)
+        if seconds < newest.least:
+            newest.least = seconds
+        elif seconds > newest.most:
+            newest.most = seconds
         newest.counts[bucket] += count
-        self._total[bucket] += count
 
     def counts(self, now: float) -> dict[int, int]:
         """Return the counts by bucket."""
-        self._expire(now)
-        return dict(self._total)
+        return dict(self._total(now))
 
     def quantiles(self, now: float, scale: float = 1.0) -> Quantiles:
         """Return the quantiles, times `scale`."""
-        self._expire(now)
-        count = self._total.total()
+        total = self._total(now)
+        count = total.total()
         if not count:
             return Quantiles()
         least, most = min(each.least for each in self._slices), max(each.most for each in self._slices)
-        p50, p90, p99 = (value * scale for value in quantiles_of(self._total, (0.5, 0.9, 0.99), least, most))
+        p50, p90, p99 = (value * scale for value in quantiles_of(total, (0.5, 0.9, 0.99), least, most))
         return Quantiles(p50=p50, p90=p90, p99=p99, count=count)
+
+    def _total(self, now: float) -> Counter[int]:
+        """Return the sum of the slices. It is made when it is wanted: each token is counted."""
+        self._expire(now)
+        total: Counter[int] = Counter()
+        for each in self._slices:
+            total.update(each.counts)
+        return total
 
     def _expire(self, now: float) -> None:
         """Drop the slices that ended five minutes ago."""
         while self._slices and now - self._slices[0].begin >= SLICE_S * SLICES:
-            self._total -= self._slices.popleft().counts
+            self._slices.popleft()
