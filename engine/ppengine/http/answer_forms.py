@@ -17,6 +17,7 @@ from ppengine.http.service import Service
 from ppengine.protocol.control import Logprob
 
 DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
 _MARK = "\ufdd0text\ufdd0"
 """A text that no id and no name of a model has: U+FDD0 is no character."""
 
@@ -117,17 +118,18 @@ class ChunkedAnswer(ABC):
 
     def part(self, part: Part) -> bytes:
         """See `Answer`. A plain event differs from the last one in its text alone."""
-        usual = part.text and part.finish_reason is None and not part.logprobs
-        if not self.plain or not usual or self._usage_always:
+        if not part.text or part.finish_reason is not None or part.logprobs:
             return self._made_of(part)
-        if part.choice not in self._frames:
+        frame = self._frames.get(part.choice)
+        if frame is not None:
+            return b"%b%b%b" % (frame[0], _encode(part.text), frame[1])
+        if self.plain and not self._usage_always:
+            if part.choice in self._frames:
+                head, tail = self._made_of(msgspec.structs.replace(part, text=_MARK)).split(_encode(_MARK))
+                self._frames[part.choice] = head, tail
+                return head + _encode(part.text) + tail
             self._frames[part.choice] = None
-            return self._made_of(part)
-        frame = self._frames[part.choice]
-        if frame is None:
-            head, tail = self._made_of(part._replace(text=_MARK)).split(msgspec.json.encode(_MARK))
-            frame = self._frames[part.choice] = head, tail
-        return frame[0] + msgspec.json.encode(part.text) + frame[1]
+        return self._made_of(part)
 
     def end(self) -> bytes:
         """See `Answer`."""

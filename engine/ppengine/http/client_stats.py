@@ -58,18 +58,17 @@ class Call:
 
     def part(self, choice: int, tokens: int) -> None:
         """Count the tokens of one event of a choice."""
-        now, client = time.monotonic(), self._client
         if self._grant is not None:
             self._grant.spend(tokens)
-        client.tokens += tokens
         if not tokens:
             return
-        before = self._events.get(choice)
-        if before is not None:
-            client.itl.add(now - before, 1, now)
-        elif not self._events:
+        now, client, events = time.monotonic(), self._client, self._events
+        client.tokens += tokens
+        if choice in events:
+            client.itl.add(now - events[choice], 1, now)
+        elif not events:
             client.ttft.add(now - self.began, 1, now)
-        self._events[choice] = now
+        events[choice] = now
 
     @contextmanager
     def sending(self) -> Iterator[None]:

@@ -35,15 +35,12 @@ class Reading:
     ) -> None:
         self._call, self._take, self._changed = call, take, changed
         self._left = len(generations)
+        self.over = not generations
+        """Whether no part will come."""
         self.error: ApiError | None = None
         """Reason why it cannot go on."""
         for one in generations:
             one.followed.to(partial(self._piece, one))
-
-    @property
-    def over(self) -> bool:
-        """Whether no part will come."""
-        return not self._left or self.error is not None
 
     def _piece(self, generation: Generation, piece: Piece) -> None:
         if self.over or generation.over:
@@ -55,6 +52,8 @@ class Reading:
                 if self._call.trace is not None:
                     self._call.trace.part(part.choice, len(part.token_ids), part.finish_reason)
                 self._take(part)
+                if part.finish_reason is None:
+                    return
         except ApiError as error:
             self.error = error
         except Exception:
@@ -62,6 +61,7 @@ class Reading:
             log.exception("request %s failed", piece.request)
             self.error = ApiError(500, "server_error", "the server failed at this request; its log has the reason")
         self._left -= generation.over
+        self.over = not self._left or self.error is not None
         if self.over:
             self._changed()
 

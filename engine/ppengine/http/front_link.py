@@ -90,15 +90,18 @@ class Followed:
     def take(self, piece: Piece) -> bool:
         """Take the new tokens of a piece; return False if tokens before it are missing."""
         known = self.counts[piece.sample]
-        if piece.offset > known:
-            return False
         skip = known - piece.offset
         if skip:
+            if skip < 0:
+                return False
             piece.token_ids, piece.logprobs = piece.token_ids[skip:], piece.logprobs[skip:]
         self.counts[piece.sample] = known + len(piece.token_ids)
         if piece.finish_reason is not None:
             self.samples -= 1
-        self.give(piece)
+        if self.interval > 1 or self._reader is None:
+            self.give(piece)
+        else:
+            self._reader(piece)
         return True
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from ppengine.checkpoint.growing_text import GrowingText
-from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.checkpoint.tokenizer import DetokStream, Tokenizer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.control import Logprob
@@ -18,7 +19,7 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 """Finish reasons of the core that a client hears; any other is an error."""
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, gc=False):
     """Text and tokens that one piece of the core adds to a choice."""
 
     choice: int
@@ -38,7 +39,9 @@ class Part(NamedTuple):
 class _Choice:
     """One continuation."""
 
-    growing: GrowingText
+    stream: DetokStream
+    growing: GrowingText | None
+    """Its text, if a stop text may end it; otherwise all text is given out and none is kept."""
     given: int = 0
     """Characters that were given out."""
     over: bool = False
@@ -64,15 +67,17 @@ class Generation:
     """One a token of the prompt if they are wanted, from the first part on."""
     output_tokens: int = 0
     cached_tokens: int = 0
+    over: bool = field(init=False, default=False)
+    """Whether all choices have ended."""
     _choices: list[_Choice] = field(init=False)
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin the texts."""
-        stream = self.tokenizer.stream
+        streams = [self.tokenizer.stream(self.prompt_ids, self.spoken) for _ in self.followed.counts]
         self._choices = [
-            _Choice(GrowingText(stream(self.prompt_ids, self.spoken), self.stops, self.min_tokens))
-            for _ in self.followed.counts
+            _Choice(stream, GrowingText(stream, self.stops, self.min_tokens) if self.stops else None)
+            for stream in streams
         ]
         self._left = len(self._choices)
 
@@ -80,11 +85,6 @@ class Generation:
     def choices(self) -> int:
         """Number of continuations."""
         return len(self._choices)
-
-    @property
-    def over(self) -> bool:
-        """Whether all choices have ended."""
-        return self._left == 0
 
     def take(self, piece: Piece) -> Part | None:
         """Return the part that a piece adds; None if it adds nothing. Raises ApiError if the request cannot go on."""
@@ -100,10 +100,16 @@ class Generation:
         elif self.scored and not self.prompt_logprobs and len(self.prompt_ids) > 1 and piece.token_ids:
             text = "the log-probabilities of the prompt are lost, as the engine's core was restarted; send it again"
             raise ApiError(503, "service_unavailable_error", text)
+        if choice.growing is None:
+            part = self._free(choice, piece)
+            if reason is None:
+                return part if part.token_ids else None
+        else:
+            part = self._part(choice, choice.growing, piece)
         self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
-        part = self._part(choice, piece.sample, piece.token_ids, piece.logprobs, reason)
         choice.over = part.finish_reason is not None
         self._left -= choice.over
+        self.over = not self._left
         if choice.over and reason is None:
             self.link.end_sample(self.followed, piece.sample)
         return part if part.text or part.token_ids or choice.over else None
@@ -112,10 +118,22 @@ class Generation:
         """Abort what the core still computes of it."""
         self.link.leave([self.followed])
 
-    def _part(
-        self, choice: _Choice, sample: int, tokens: list[int], logprobs: list[Logprob], reason: str | None
-    ) -> Part:
-        growing, begin = choice.growing, choice.given
+    def _free(self, choice: _Choice, piece: Piece) -> Part:
+        """Return the part of a piece that no stop text can end."""
+        tokens, reason, stream, begin = piece.token_ids, piece.finish_reason, choice.stream, choice.given
+        self.output_tokens += len(tokens)
+        by_token = reason == "stop" and bool(tokens)
+        if by_token:
+            tokens = tokens[:-1]
+        text = stream.push(tokens[0]) if len(tokens) == 1 else "".join(map(stream.push, tokens))
+        if reason is not None and not by_token:
+            text += stream.flush()
+        choice.given = begin + len(text)
+        logprobs = piece.logprobs and piece.logprobs[: len(tokens)]
+        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason)
+
+    def _part(self, choice: _Choice, growing: GrowingText, piece: Piece) -> Part:
+        tokens, reason, begin = piece.token_ids, piece.finish_reason, choice.given
         by_token = reason == "stop" and bool(tokens)
         texts = tokens[:-1] if by_token else tokens
         for count, token in enumerate(texts, 1):
@@ -127,4 +145,5 @@ class Generation:
             growing.end(by_stop_token=by_token)
         choice.given = growing.shown
         text = growing.text[begin : choice.given]
-        return Part(self.first + sample, text, texts, logprobs[: len(texts)], begin, reason, growing.stop_text)
+        logprobs = piece.logprobs[: len(texts)]
+        return Part(self.first + piece.sample, text, texts, logprobs, begin, reason, growing.stop_text)
