@@ -15,10 +15,23 @@ class World:
     def __init__(self) -> None:
         self.answers: list[News] = []
         self.now = 0.0
+        self.asked = 0
         self.hub = OutputHub(None, lambda client, answer: self.answers.append(answer), lambda: self.now, lambda: "")
 
-    def ask(self, since: int) -> None:
-        self.hub.follow(b"http", Follow(nonce=1, session="s", since=since, wait_ms=1000))
+    def ask(self, since: int, answers: int = 1) -> None:
+        self.asked += 1
+        self.go_on(since, answers)
+
+    def go_on(self, since: int, answers: int) -> None:
+        self.hub.follow(b"http", Follow(nonce=self.asked, session="s", since=since, wait_ms=1000, answers=answers))
+
+    def push(self, token: int) -> None:
+        self.hub.push("r", 0, token, None, False)
+        self.hub.serve_waiters()
+
+    @property
+    def sent(self) -> list[tuple[int, list[int]]]:
+        return [(piece.offset, piece.token_ids) for answer in self.answers for piece in answer.pieces]
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,6 +81,34 @@ def test_without_a_loss_nothing_is_sent_twice() -> None:
         assert [(piece.sample, piece.token_ids) for piece in answer.pieces] == [(token % 2, [token])]
         cursor, sent = answer.cursor, sent + len(answer.pieces)
     assert sent == 10
+
+
+def test_a_question_has_as_many_answers_as_it_allows_and_goes_on_behind_them() -> None:
+    world = World()
+    world.hub.open("r", "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1, answers=3)
+    for token in range(5):
+        world.push(token)
+    assert world.sent == [(0, [0]), (1, [1]), (2, [2])]
+    # The reader has seen the first answer alone when it goes on.
+    world.go_on(world.answers[0].cursor, answers=3)
+    assert world.sent[3:] == [(3, [3, 4])]
+    world.go_on(world.answers[0].cursor, answers=2)
+    for token in range(5, 9):
+        world.push(token)
+    assert world.sent[4:] == [(5, [5]), (6, [6])], "the earlier question is replaced"
+    world.ask(world.answers[0].cursor)
+    assert world.sent[6:] == [(0, list(range(9)))], "another question has an older cursor"
+
+
+def test_a_question_with_answers_left_hears_from_the_core_in_time() -> None:
+    world = World()
+    world.hub.open("r", "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1, answers=2)
+    for world.now in (0.9, 1.0, 1.1, 1.9, 2.0, 3.5):
+        world.hub.serve_waiters()
+    assert len(world.answers) == 2 and world.sent == []
+    assert world.hub.next_deadline() is None
 
 
 def test_a_session_knows_what_it_has_left_open() -> None:

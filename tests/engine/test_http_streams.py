@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
+from ppengine.http import front_link
 from ppengine.http.answer_forms import event
 from ppengine.http.api_errors import ApiError
 from ppengine.http.chat_answer import ChatAnswer
@@ -18,13 +19,14 @@ from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.event_stream import BUFFER_MOST, EventStream, all_parts
-from ppengine.http.front_link import Followed
+from ppengine.http.front_link import ANSWERS, Followed
 from ppengine.http.front_socket import FrontSocket
 from ppengine.http.generation import Generation, Part
 from ppengine.http.reply.reply_form import form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CompletionRequest, StreamOptions
-from ppengine.protocol.offline import Piece
+from ppengine.protocol.frames import encode
+from ppengine.protocol.offline import Follow, News, Piece
 
 
 class Words(AbsentTokenizer):
@@ -134,6 +136,35 @@ async def test_a_loss_is_an_error() -> None:
     other.followed.give(Piece("r", 0, 0, []))
     with pytest.raises(ApiError, match="the engine failed"):
         await all_parts([other], new_call())
+
+
+class Wire:
+    """The socket of a link: it keeps what is sent."""
+
+    def __init__(self, endpoint: str, take: object) -> None:
+        self.questions: list[Follow] = []
+
+    def send(self, message: bytes) -> None:
+        self.questions.append(msgspec.msgpack.decode(message, type=Follow))
+
+
+def test_a_link_goes_on_with_its_question_and_asks_again_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_link, "FrontSocket", Wire)
+    link = front_link.FrontLink("x", "http0", lambda state: None)
+    questions, one = link._socket.questions, Followed("r", 1, [0])  # type: ignore[attr-defined]
+    link._open["r"] = one
+    link._follow()
+    for token in range(ANSWERS):
+        link._read(encode(News(nonce=questions[-1].nonce, cursor=token, pieces=[Piece("r", 0, token, [token])])))
+    first, *more = questions
+    assert first.since == -1 and first.answers == ANSWERS and one.counts == [ANSWERS]
+    assert [(each.nonce, each.since) for each in more] == [
+        (first.nonce, ANSWERS // 2 - 1), (first.nonce, ANSWERS - 1)
+    ]  # fmt: skip
+    link._read(encode(News(nonce=first.nonce, cursor=200, pieces=[Piece("r", 0, 150, [1])])))
+    assert questions[-1].nonce != first.nonce and questions[-1].since == -1, "tokens are missing"
+    link._read(encode(News(nonce=first.nonce, cursor=201, pieces=[])))
+    assert len(questions) == 4, "an answer to the earlier question"
 
 
 # --- connections ------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ class _Follower:
     """Progress of one session: the cursor of the newest answer, and the tokens sent by request and sample."""
 
     cursor: int = -1
+    nonce: int = 0
+    """Number of the newest question."""
     sent: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -26,6 +28,13 @@ class Followers:
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Follower] = {}
+
+    def begin(self, question: Follow) -> None:
+        """Take a question; one that goes on has the cursor of the newest answer, which may be on its way."""
+        follower = self._sessions.setdefault(question.session, _Follower())
+        if question.nonce == follower.nonce:
+            question.since = follower.cursor
+        follower.nonce = question.nonce
 
     def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
         """Return what `outputs` have beyond the newest answer; `cursor` is the present number of changes."""

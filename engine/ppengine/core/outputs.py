@@ -180,7 +180,15 @@ class OutputHub:
 
     def follow(self, client: bytes, question: Follow) -> None:
         """Answer now if requests of the session have news, otherwise when they have."""
-        if not self._answer_follow(client, question, last=self._at_once(question)):
+        self._followers.begin(question)
+        waiters = self._waiters.pop(topic := _topic(question), [])
+        # The question that this one continues.
+        left = [one for one in waiters if one.client != client or one.question.nonce != question.nonce]
+        self._waiting -= len(waiters) - len(left)
+        if left:
+            self._waiters[topic] = left
+        at_once = self._at_once(question)
+        if not self._answer_follow(client, question, last=at_once) and not at_once:
             self._wait(client, question)
 
     def open_in(self, session: str) -> list[str]:
@@ -228,7 +236,11 @@ class OutputHub:
         if isinstance(waiter.question, Fetch):
             return self._answer_fetch(waiter.client, waiter.question, last)
         if isinstance(waiter.question, Follow):
-            return self._answer_follow(waiter.client, waiter.question, last)
+            before = waiter.question.answers
+            over = self._answer_follow(waiter.client, waiter.question, last)
+            if waiter.question.answers < before:
+                waiter.deadline = self._clock() + waiter.question.wait_ms / 1e3
+            return over
         return self._answer_collect(waiter.client, waiter.question, last)
 
     def _answer_fetch(self, client: bytes, question: Fetch, last: bool) -> bool:
@@ -282,6 +294,7 @@ class OutputHub:
         return True
 
     def _answer_follow(self, client: bytes, question: Follow, last: bool) -> bool:
+        """Answer if there is news, or `last`; return whether the question gets no further answer."""
         members = self._sessions.get(question.session, {}).values()
         outputs = [output for output in members if output.changed > max(question.since, 0)]
         failure = "" if outputs else self._failure()
@@ -291,7 +304,8 @@ class OutputHub:
             if output.finished:
                 self._note_read(output)
         self._reply(client, self._followers.news(question, outputs, self._changes, failure))
-        return True
+        question.since, question.answers = self._changes, question.answers - 1
+        return bool(failure) or question.answers <= 0
 
     def _trim(self) -> None:
         surplus = self._finished - KEEP_FINISHED

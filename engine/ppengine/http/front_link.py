@@ -38,6 +38,8 @@ log = logging.getLogger("ppengine.http")
 
 WAIT_MS = 1000
 """Milliseconds after which the core answers `Follow` without news."""
+ANSWERS = 64
+"""News that may come before the core waits for a question: its queue for a process that is stopped is bounded."""
 AGAIN_S = 2.5
 """Seconds after which a question without an answer is repeated: its core may have been restarted."""
 STATE_S = 0.5
@@ -126,7 +128,10 @@ class FrontLink:
         self._cursor = -1
         self._following = 0
         """Number of the open question for news, 0 without one."""
-        self._asked_at = 0.0
+        self._answers_left = 0
+        """Answers that the core still owes to it."""
+        self._heard_at = 0.0
+        """Time of its newest answer, or of the question."""
         self.state: StateAnswer | None = None
         """The newest state of the engine."""
         self._state_at = 0.0
@@ -246,8 +251,13 @@ class FrontLink:
         if news.error:
             self._fail(news.error)
         if news.nonce == self._following:
-            self._cursor, self._following = (-1 if gap else news.cursor), 0
-            self._follow()
+            self._cursor, self._heard_at = -1 if gap else news.cursor, time.monotonic()
+            self._answers_left -= 1
+            if gap or news.error or not self._answers_left:
+                self._following = 0
+                self._follow()
+            elif self._answers_left <= ANSWERS // 2 and (self._open or self._left):
+                self._ask_for_news()
 
     def _fail(self, error: str) -> None:
         failed, self._open, self._left = list(self._open.values()), {}, 0
@@ -259,18 +269,23 @@ class FrontLink:
     def _follow(self) -> None:
         """Ask for news, unless a question is open or nothing is followed."""
         if (self._open or self._left) and not self._following:
-            self._following, self._asked_at = self._number(), time.monotonic()
-            question = Follow(
-                nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS,
-                timings=self._traces is not None,
-            )  # fmt: skip
-            self._send(question)
+            self._following, self._heard_at = self._number(), time.monotonic()
+            self._ask_for_news()
+
+    def _ask_for_news(self) -> None:
+        """Ask, or go on with a question before all of its answers have come."""
+        self._answers_left = ANSWERS
+        question = Follow(
+            nonce=self._following, session=self._session, since=self._cursor, wait_ms=WAIT_MS, answers=ANSWERS,
+            timings=self._traces is not None,
+        )  # fmt: skip
+        self._send(question)
 
     async def _repeat(self) -> None:
         """Ask again for news whose answer did not come."""
         while True:
             await asyncio.sleep(0.25)
-            if self._following and time.monotonic() - self._asked_at > AGAIN_S:
+            if self._following and time.monotonic() - self._heard_at > AGAIN_S:
                 self._following = 0
             self._follow()
 

@@ -100,6 +100,7 @@ class Follow(msgspec.Struct, tag="follow", kw_only=True):
     """News of all requests of a session, answered by `News` as soon as there are any, or after `wait_ms`.
 
     `since` is the cursor of the newest `News`, -1 without one. For an older cursor all is sent from the beginning.
+    A question with the number of the last one goes on behind its answers, whatever `since` is.
     """
 
     nonce: int
@@ -108,6 +109,8 @@ class Follow(msgspec.Struct, tag="follow", kw_only=True):
     wait_ms: int
     timings: bool = False
     """Send the timings of each sample with its end."""
+    answers: int = 1
+    """Answers that may be sent before the next question; each comes after `wait_ms` at the latest."""
 
 
 class Piece(msgspec.Struct, array_like=True):
