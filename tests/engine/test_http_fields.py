@@ -14,7 +14,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
-from ppengine.http.request_fields import CompletionRequest, decode
+from ppengine.http.request_fields import VALUES_MOST, CompletionRequest, decode
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.tool_fields import functions_of
 from ppengine.supervisor import http_port
@@ -80,6 +80,11 @@ def test_a_value_out_of_its_range_names_its_field(text: str) -> None:
     with pytest.raises(ApiError) as caught:
         decode(text.encode(), CompletionRequest).sampling()
     assert caught.value.body.param in ("stop", "logprobs")
+
+
+def test_a_body_of_too_many_values_is_not_read() -> None:
+    with pytest.raises(ApiError, match=f"more than {VALUES_MOST} commas"):
+        decode(b'{"prompt": [' + b"5," * (VALUES_MOST + 1) + b"5]}", CompletionRequest)
 
 
 def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

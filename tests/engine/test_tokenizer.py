@@ -226,3 +226,11 @@ def test_special_tokens_that_are_read_have_a_text(kind: str, request: pytest.Fix
     stream = tokenizer.stream([], spoken)
     assert stream.extend([*ids, *half, mark]) + stream.flush() == text
     assert "</s>" not in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_a_long_text_has_the_ids_of_a_short_one(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = Tokenizer.load(request.getfixturevalue(kind))
+    text = "Once upon a time, d\u00e9j\u00e0 vu \U0001f600. " * 50
+    assert tokenizer.encode_long(text, special=True) == tokenizer.encode(text)
+    assert tokenizer.encode_long(text, special=False) == tokenizer.encode_chat(text)

@@ -66,6 +66,15 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
         return ids
 
+    def encode_long(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a long text; other threads go on meanwhile, as they do not in the other calls.
+
+        `special`: see `encode`; without it see `encode_chat`.
+        """
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        return ids
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
         text: str = self._backend.decode(ids, skip_special_tokens=True)

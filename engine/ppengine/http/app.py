@@ -20,7 +20,7 @@ from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
-from ppengine.http.generation_response import GenerationResponse, error_response, json_response, read_body
+from ppengine.http.generation_response import BodyReader, GenerationResponse, error_response, json_response
 from ppengine.http.key_limits import Grant, KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
@@ -51,6 +51,7 @@ class Routes:
     ) -> None:
         self._service, self._keys, self._limits, self._stats = service, keys, limits, stats
         self._traces = traces
+        self._bodies = BodyReader()
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -73,14 +74,14 @@ class Routes:
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
-        body = decode(await read_body(request), CompletionRequest)
+        body = decode(await self._bodies.read(request), CompletionRequest)
         name, generations = await self._service.complete(body, caller)
         answer = CompletionAnswer(name, self._service, body, generations)
         return GenerationResponse(name, answer, generations, caller.call, events=bool(body.stream))
 
     async def chat(self, request: Request, caller: Caller) -> Response:
         """Answer a chat."""
-        body = decode(await read_body(request), ChatRequest)
+        body = decode(await self._bodies.read(request), ChatRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body, caller)
         answer = ChatAnswer(name, self._service, body, generation, replies)
@@ -88,7 +89,7 @@ class Routes:
 
     async def respond(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of OpenAI's Responses."""
-        body = decode(await read_body(request), ResponsesRequest)
+        body = decode(await self._bodies.read(request), ResponsesRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body.as_chat(), caller, RESPONSES)
         answer = ResponsesAnswer(name, self._service, body, generation, replies)
@@ -96,7 +97,7 @@ class Routes:
 
     async def message(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of Anthropic's Messages."""
-        body = decode(await read_body(request), MessagesRequest)
+        body = decode(await self._bodies.read(request), MessagesRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body.as_chat(), caller, MESSAGES)
         answer = MessagesAnswer(name, self._service, generation, replies)
@@ -104,13 +105,13 @@ class Routes:
 
     async def count(self, request: Request, caller: Caller) -> Response:
         """Return the number of tokens of a message's input."""
-        body = decode(await read_body(request), CountRequest)
+        body = decode(await self._bodies.read(request), CountRequest)
         with naming(body.names):
             return json_response(TokenCount(await self._service.count(body.as_chat())))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""
-        body = decode(await read_body(request), TokenizeRequest)
+        body = decode(await self._bodies.read(request), TokenizeRequest)
         ids = await self._service.tokenize(body)
         texts = [self._service.tokenizer.token_text(one) for one in ids] if body.return_token_strs else None
         most = self._service.config.max_model_len
@@ -118,7 +119,7 @@ class Routes:
 
     async def detokenize(self, request: Request, caller: Caller) -> Response:
         """Return the text of tokens."""
-        body = decode(await read_body(request), DetokenizeRequest)
+        body = decode(await self._bodies.read(request), DetokenizeRequest)
         self._service.check_model(body.model)
         self._service.needs_tokenizer("tokens", "there is none to ask")
         if any(not 0 <= one < 2**31 for one in body.tokens):

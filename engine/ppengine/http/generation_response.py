@@ -22,6 +22,10 @@ log = logging.getLogger("ppengine.http")
 
 BODY_MOST = 16 * 2**20
 """Most bytes of a request's body."""
+BODIES_MOST = 2**27
+"""Bytes of all bodies that are being read, beyond which no long one is read on."""
+SHORT_BODY = 65_536
+"""Bytes of a body that is always read."""
 _JSON = "application/json"
 
 
@@ -35,16 +39,30 @@ def error_response(error: ApiError, body: Callable[[ApiError], bytes] = ApiError
     return Response(body(error), error.status, error.headers, _JSON)
 
 
-async def read_body(request: Request) -> bytes:
-    """Return the body of a request. Raises ApiError once it is longer than `BODY_MOST`."""
-    size, pieces = 0, []
-    async for piece in request.stream():
-        size += len(piece)
-        if size > BODY_MOST:
-            text = f"the body has more than {BODY_MOST} bytes, the most that is taken"
-            raise ApiError(413, "invalid_request_error", text)
-        pieces.append(piece)
-    return b"".join(pieces)
+class BodyReader:
+    """Reads the bodies of requests, with a bound for all of them."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        """Bytes of the bodies that are being read."""
+
+    async def read(self, request: Request) -> bytes:
+        """Return the body of a request. Raises ApiError once it, or all together, are too long."""
+        size, pieces = 0, []
+        try:
+            async for piece in request.stream():
+                size, self.held = size + len(piece), self.held + len(piece)
+                if size > BODY_MOST:
+                    text = f"the body has more than {BODY_MOST} bytes, the most that is taken"
+                    raise ApiError(413, "invalid_request_error", text)
+                if self.held > BODIES_MOST and size > SHORT_BODY:
+                    raise ApiError(
+                        429, "rate_limit_error", "too many long bodies come at once; try again", retry_after_s=1
+                    )
+                pieces.append(piece)
+        finally:
+            self.held -= size
+        return b"".join(pieces)
 
 
 class GenerationResponse(Response):

@@ -42,6 +42,8 @@ USER_MOST = 64
 """Most characters of `user` that consoles get as the owner of a request."""
 PROMPTS_MOST = 1024
 """Most prompts of one request."""
+TOKENS_MOST = 2**20
+"""Most tokens of all prompts of one request."""
 CONSTRAINTS_MOST = 2**18
 """Characters of the constraints of all prompts of a request: the core checks each."""
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
@@ -171,8 +173,9 @@ class Service:
         if len(text) > self._characters:
             limit = f"max_model_len is {self.config.max_model_len} tokens of at most {self._longest_token} characters"
             raise _too_long(f"the prompt has {len(text)} characters; {limit}", "prompt")
-        encode = self.tokenizer.encode if special else self.tokenizer.encode_chat
-        return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
+        if len(text) > INLINE_CHARACTERS:
+            return await asyncio.to_thread(self.tokenizer.encode_long, text, special=special)
+        return self.tokenizer.encode(text) if special else self.tokenizer.encode_chat(text)
 
     async def _begin(
         self, route: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
@@ -185,6 +188,12 @@ class Service:
                 field = request.constraint_field or "structured_outputs"
                 text = f"{field} has {size} characters over all prompts; at most {CONSTRAINTS_MOST} are taken at once"
                 raise invalid(text, field)
+        most, longest = self.config.max_model_len, max(map(len, prompts))
+        if longest >= most or sum(map(len, prompts)) > TOKENS_MOST:
+            # Reading so many numbers would hold up the core, and with it all requests.
+            text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
+            many = f"the prompts have {sum(map(len, prompts))} tokens; at most {TOKENS_MOST} are taken at once"
+            raise _too_long(text if longest >= most else many, "prompt")
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         submissions = [
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)

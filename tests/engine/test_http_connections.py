@@ -1,0 +1,138 @@
+"""Connections of the HTTP port whose requests are too large, or never come in full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from http_world import world
+from ppengine.http import connection, generation_response, service
+from ppengine.http.api_errors import ApiError
+from ppengine.http.connection import HEAD_MOST, Connection
+from ppengine.http.generation_response import SHORT_BODY, BodyReader
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+REFUSED = b"HTTP/1.1 431 Request Header Fields Too Large"
+
+
+class App:
+    """It reads the body, waits until it is let, and answers."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begin ", "more_body": True})
+        self.waits.set()
+        await self.go_on.wait()
+        await send({"type": "http.response.body", "body": b"end"})
+
+
+@asynccontextmanager
+async def served(app: App) -> AsyncIterator[int]:
+    """Serve `app` on a port."""
+    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for one in list(state.connections):
+            one.transport.abort()
+
+
+async def answer_to(port: int, data: bytes) -> bytes:
+    """Send `data` and return all that comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    received = b""
+    try:
+        while part := await asyncio.wait_for(reader.read(4096), 60):
+            received += part
+    except ConnectionResetError:
+        pass  # It was closed with bytes of ours unread.
+    writer.close()
+    return received
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET / HTTP/1.1\r\nx: " + b"y" * 60 * HEAD_MOST, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10 * HEAD_MOST],
+    ids=["one long header", "many headers"],
+)
+async def test_headers_without_an_end_are_refused(head: bytes) -> None:
+    async with served(App()) as port:
+        received = await answer_to(port, head)
+        assert received.startswith(REFUSED) or not received
+
+
+async def test_headers_of_a_usual_size_are_taken_and_counted_by_request() -> None:
+    app = App()
+    app.go_on.set()
+    get = b"POST / HTTP/1.1\r\nx: " + b"y" * (HEAD_MOST // 2) + b"\r\ncontent-length: 3\r\n"
+    async with served(app) as port:
+        received = await answer_to(port, (get + b"\r\nabc") * 4 + get + b"connection: close\r\n\r\nabc")
+        assert received.count(b"HTTP/1.1 200 OK") == 5 and received.count(b"end") == 5
+
+
+async def test_a_request_that_does_not_go_on_is_ended_and_an_answer_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    app = App()
+    async with served(app) as port:
+        whole = asyncio.ensure_future(answer_to(port, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"))
+        await asyncio.wait_for(app.waits.wait(), 60)
+        assert await answer_to(port, b"") == b""
+        assert (await answer_to(port, b"GET / HTTP/1.1\r\nx: ")).startswith(b"HTTP/1.1 408 Request Timeout")
+        half = await answer_to(port, b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
+        assert half.startswith(b"HTTP/1.1 408 Request Timeout")
+        assert not whole.done(), "an answer takes as long as it likes"
+        app.go_on.set()
+        assert b"end" in await whole
+
+
+def body_of(pieces: list[bytes]) -> Request:
+    left = [*pieces]
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    return Request({"type": "http"}, receive)
+
+
+async def test_long_bodies_are_refused_while_others_fill_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation_response, "BODIES_MOST", 3 * SHORT_BODY)
+    reader, long = BodyReader(), [b"x" * SHORT_BODY] * 2
+    bodies = await asyncio.gather(*(reader.read(body_of(long)) for _ in range(3)), return_exceptions=True)
+    refused = [one for one in bodies if isinstance(one, ApiError)]
+    assert 1 <= len(refused) < 3 and all(one.status == 429 and one.headers for one in refused)
+    assert all(one == b"".join(long) for one in bodies if not isinstance(one, ApiError))
+    assert reader.held == 0
+    reader.held = 3 * SHORT_BODY
+    assert await reader.read(body_of([b"short"])) == b"short"
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "words"),
+    [(1, 4096, "the prompt has 4096 tokens, max_model_len is 4096"), (3, 4000, "have 12000 tokens; at most 9000 are")],
+)
+async def test_prompts_that_are_too_long_do_not_reach_the_core(
+    monkeypatch: pytest.MonkeyPatch, count: int, length: int, words: str
+) -> None:
+    monkeypatch.setattr(service, "TOKENS_MOST", 9000)
+    async with world("x") as one:
+        status, answer = await one.post("/v1/completions", {"prompt": [[5] * length] * count})
+        assert status == 400 and words in answer["error"]["message"] and not one.model.submitted
+        assert answer["error"]["code"] == "context_length_exceeded"
+        status, _ = await one.post("/v1/completions", {"prompt": [[5] * 4000] * 2})
+        assert status == 200
