@@ -18,10 +18,12 @@ def masked(logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
 
     All masks must have the same length.
     """
-    words = np.frombuffer(b"".join(masks.values()), np.uint8).reshape(len(masks), -1)
+    distinct = {bits: number for number, bits in enumerate(dict.fromkeys(masks.values()))}
+    words = np.frombuffer(b"".join(distinct), np.uint8).reshape(len(distinct), -1)
     bits = np.unpackbits(~words, axis=1, count=logits.shape[1], bitorder="little")
     bits[:, 8 * words.shape[1] :] = 1
-    banned = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
+    which = torch.tensor([distinct[each] for each in masks.values()])
+    banned = torch.from_numpy(bits.view(np.bool_))[which].to(logits.device)
     if len(masks) == len(logits) and list(masks) == list(range(len(logits))):
         return logits.masked_fill(banned, -math.inf)
     allowed, rows = logits.clone(), torch.tensor(list(masks), device=logits.device)

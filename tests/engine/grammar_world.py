@@ -118,7 +118,7 @@ class GrammarWorld(CoreWorld):
         return TOKENIZER.decode([token for token in self.tokens(name) if token != EOS])
 
     def _token(self, step, row):
-        masks = {mask.slot: mask.bits for mask in step.masks}
+        masks = {slot: mask.bits for mask in step.masks for slot in mask.slots}
         draw = random.Random(row.start + row.count)
         if row.slot not in masks:
             return draw.randrange(5, 2000)

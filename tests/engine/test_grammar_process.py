@@ -79,7 +79,7 @@ class Desk:
     def answer(self) -> None:
         numbers = list(self.open)
         self.open.clear()
-        self.process.take(self.names[-1], Answers([Answer(number, b"m") for number in numbers]))
+        self.process.take(self.names[-1], Answers([Answer(number, 0) for number in numbers], [b"m"]))
 
     def end(self) -> None:
         """End the child and go on with another one."""

@@ -35,6 +35,13 @@ def test_tokens_behind_the_last_word_are_banned() -> None:
     assert torch.isfinite(found[1]).nonzero().flatten().tolist() == [0, 8, 16, 24]
 
 
+def test_rows_with_one_mask_and_rows_with_another() -> None:
+    masks = {row: mask_of(40, [3] if row % 2 else [9, 33]) for row in (4, 1, 3, 2)}
+    found = masked(torch.zeros(5, 40), masks)
+    allowed = [torch.isfinite(row).nonzero().flatten().tolist() for row in found]
+    assert allowed == [list(range(40)), [3], [9, 33], [3], [9, 33]]
+
+
 def test_a_mask_comes_before_everything_else() -> None:
     logits = torch.zeros(4, 40)
     logits[:, 7] = 50.0

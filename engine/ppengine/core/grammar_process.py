@@ -137,7 +137,7 @@ class GrammarProcess:
             self._ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
             for answer in message.answers:
-                self._end(answer)
+                self._end(answer, message.masks[answer.mask] if answer.mask >= 0 else b"")
 
     def advance(self) -> None:
         """Replace a child that has ended or is past a deadline, and send what waits."""
@@ -200,7 +200,7 @@ class GrammarProcess:
         tokens = list(ask.tokens[known or 0 :])
         return Question(self._count, ask.matcher, ask.grammar if known is None else None, tokens, list(ask.held))
 
-    def _end(self, answer: Answer) -> None:
+    def _end(self, answer: Answer, mask: bytes) -> None:
         ask = self._given.pop(answer.number, None)
         if ask is None:
             return
@@ -213,7 +213,7 @@ class GrammarProcess:
             self._gone.discard(ask.matcher)
             self._known.pop(ask.matcher, None)
             self._send(self._name, encode(Forget([ask.matcher])))
-        ask.end(Masked(answer.mask, one_line(answer.error)))
+        ask.end(Masked(mask, one_line(answer.error)))
 
     # --- the child ------------------------------------------------------------------------------------------
 

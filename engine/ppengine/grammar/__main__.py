@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-import msgspec
 import zmq
 from llguidance import LLMatcher
 
@@ -117,21 +116,20 @@ class Process:
         for _ in range(count):
             question, result = self._compiled.get()
             if isinstance(result, GrammarError):
-                bad.append(Answer(question.number, b"", str(result) or "it is not valid"))
+                bad.append(Answer(question.number, -1, str(result) or "it is not valid"))
                 continue
             assert question.grammar is not None
             self._matchers.keep(question.grammar, result)
             good.append(question)
         if bad:
-            self._send(bad)
+            self._send(Answers(bad))
         self._answer(good)
 
     def _answer(self, questions: list[Question]) -> None:
         for first in range(0, len(questions), ROWS_MOST):
             self._send(self._matchers.answers(questions[first : first + ROWS_MOST]))
 
-    def _send(self, answers: list[Answer]) -> None:
-        message: msgspec.Struct = Answers(answers)
+    def _send(self, message: Answers) -> None:
         self._socket.send(encode(message))
 
 

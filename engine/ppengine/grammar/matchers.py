@@ -12,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from ppengine.common.one_line import one_line
-from ppengine.protocol.grammar_messages import Answer, Question
+from ppengine.protocol.grammar_messages import Answer, Answers, Question
 from ppengine.protocol.structured_outputs import Grammar
 
 KEPT_MOST = 256
@@ -64,17 +64,16 @@ class Matchers:
         """Return whether the grammar of a question must be compiled first."""
         return question.grammar is not None and question.grammar not in self._grammars
 
-    def answers(self, questions: list[Question]) -> list[Answer]:
+    def answers(self, questions: list[Question]) -> Answers:
         """Return the masks of outputs whose grammars are compiled."""
         masks: NDArray[np.int32] = allocate_token_bitmask(len(questions), self._vocabulary)
         matchers = [self._advanced(question) for question in questions]
         good = [(matcher, row) for row, matcher in enumerate(matchers) if not matcher.is_error()]
         if good:
             fill_next_token_bitmask_par(self._executor, good, masks)
-        return [
-            _answer(question, matcher, mask)
-            for question, matcher, mask in zip(questions, matchers, masks, strict=True)
-        ]  # fmt: skip
+        distinct: dict[bytes, int] = {}
+        found = zip(questions, matchers, masks, strict=True)
+        return Answers([_answer(*each, distinct) for each in found], list(distinct))
 
     def forget(self, numbers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""
@@ -95,17 +94,17 @@ class Matchers:
         return matcher
 
 
-def _answer(question: Question, matcher: LLMatcher, mask: NDArray[np.int32]) -> Answer:
+def _answer(question: Question, matcher: LLMatcher, mask: NDArray[np.int32], distinct: dict[bytes, int]) -> Answer:
     if matcher.is_error():
-        return Answer(question.number, b"", one_line(matcher.get_error().replace("<non-verbose/>", "")) or "no match")
+        return Answer(question.number, -1, one_line(matcher.get_error().replace("<non-verbose/>", "")) or "no match")
     if question.held:
         kept = mask.copy()
         for token in question.held:
             kept[token // 32] &= ~np.uint32(1 << token % 32).view(np.int32)
         mask = kept if kept.any() else mask
     if not mask.any():
-        return Answer(question.number, b"", "no token may follow")
-    return Answer(question.number, mask.astype("<i4", copy=False).tobytes())
+        return Answer(question.number, -1, "no token may follow")
+    return Answer(question.number, distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct)))
 
 
 def _lark_or_schema(grammar: Grammar) -> str:

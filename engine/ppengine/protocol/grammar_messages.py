@@ -34,18 +34,21 @@ class Forget(msgspec.Struct, tag="forget", array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """Mask of the next token: a bit a token, token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+    """The tokens that may follow an output."""
 
     number: int
-    mask: bytes
+    mask: int
+    """Number of the mask in the message; -1: there is none."""
     error: str = ""
     """Why there is none, in one line: the grammar is invalid or too large, or the tokens do not follow it."""
 
 
 class Answers(msgspec.Struct, tag="answers", array_like=True):
-    """Answers to some questions."""
+    """Answers to some questions. Many outputs are inside of a text or a number, and have the same mask."""
 
     answers: list[Answer]
+    masks: list[bytes] = []
+    """Masks: a bit a token, token `t` at bit `t % 32` of the little-endian word `t // 32`."""
 
 
 class GrammarsReady(msgspec.Struct, tag="grammars-ready", array_like=True):

@@ -100,7 +100,7 @@ class Follow(msgspec.Struct, tag="follow", kw_only=True):
     """News of all requests of a session, answered by `News` as soon as there are any, or after `wait_ms`.
 
     `since` is the cursor of the newest `News`, -1 without one. For an older cursor all is sent from the beginning.
-    A question with the number of the last one goes on behind its answers, whatever `since` is.
+    A question with the number of the last one goes on behind its answers; its `since` has no effect.
     """
 
     nonce: int

@@ -109,9 +109,9 @@ class Row(msgspec.Struct, array_like=True):
 
 
 class Mask(msgspec.Struct, array_like=True, frozen=True):
-    """Tokens that may be sampled for a row."""
+    """Tokens that may be sampled for some rows: most rows of a step have one of few masks."""
 
-    slot: int
+    slots: list[int]
     bits: bytes
     """A bit a token: token `t` at bit `t % 32` of the little-endian word `t // 32`."""
 
@@ -136,7 +136,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     checks: int | None = None
     """From this step on exactly these checks (`Check`) are on, on every stage; None: as they are."""
     masks: list[Mask] = []
-    """One a sampling row of a constrained request; to the last stage alone."""
+    """Those of the sampling rows of constrained requests, each once; to the last stage alone."""
 
 
 class Sampled(msgspec.Struct, array_like=True):

@@ -63,7 +63,7 @@ def sample_rows(
 
 def masks_by_slot(step: Step) -> dict[int, bytes]:
     """Return the masks of a step's constrained rows."""
-    return {mask.slot: mask.bits for mask in step.masks}
+    return {slot: mask.bits for mask in step.masks for slot in mask.slots}
 
 
 def _adjustments(rows: list[Register], positions: list[int], history: TokenHistory) -> dict[int, Adjustment]:

@@ -14,10 +14,11 @@ _BLOCK = 4096
 
 
 @triton.jit
-def mask_rows(logits, masks, rows, row_stride, vocabulary, words, BLOCK: tl.constexpr):
-    """Write -inf over the logits of tokens without a bit. `masks` [M, words] int32 are those of `rows` [M]."""
-    mask = tl.program_id(0).to(tl.int64)
-    values = logits + tl.load(rows + mask) * row_stride
+def mask_rows(logits, masks, rows, count, row_stride, vocabulary, words, BLOCK: tl.constexpr):
+    """Write -inf over the logits of tokens without a bit. `rows` [2, count]: rows of logits, and of `masks` int32."""
+    place = tl.program_id(0)
+    values = logits + tl.load(rows + place) * row_stride
+    mask = tl.load(rows + count + place)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     word = tl.load(masks + mask * words + (token >> 5), mask=(token >> 5) < words, other=0)
     banned = ((word >> (token & 31)) & 1) == 0
@@ -28,13 +29,14 @@ def masked(logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
     """Return `ppkernels.token_masks.masked`, in stream order. All masks must have the same length."""
     allowed, vocabulary = logits.clone(), logits.shape[1]
     words = len(next(iter(masks.values()))) // 4
-    bits = torch.from_numpy(np.frombuffer(b"".join(masks.values()), "<i4").copy())
-    rows = torch.tensor(list(masks), dtype=torch.int64)
+    distinct = {bits: number for number, bits in enumerate(dict.fromkeys(masks.values()))}
+    bits = torch.from_numpy(np.frombuffer(b"".join(distinct), "<i4").copy())
+    rows = torch.tensor([list(masks), [distinct[each] for each in masks.values()]], dtype=torch.int64)
     if logits.is_cuda:
         # torch keeps the pinned memory until the copy is done.
         bits = bits.pin_memory().to(logits.device, non_blocking=True)
         rows = rows.pin_memory().to(logits.device, non_blocking=True)
     mask_rows[(len(masks), triton.cdiv(vocabulary, _BLOCK))](
-        allowed, bits, rows, allowed.stride(0), vocabulary, words, BLOCK=_BLOCK, num_warps=8
+        allowed, bits, rows, len(masks), allowed.stride(0), vocabulary, words, BLOCK=_BLOCK, num_warps=8
     )
     return allowed

@@ -10,7 +10,7 @@ from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence
-from ppengine.core.scheduler.step_log import StepLog, mask_of
+from ppengine.core.scheduler.step_log import StepLog, add_mask
 from ppengine.protocol.snapshot import Why
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
 
@@ -104,7 +104,7 @@ class Batcher:
             rows.append(Row(request.slot, start, 1, True, token))  # type: ignore[arg-type]  # running has a slot
             entries.append((request, end, True))
             if request.constrained:
-                record.masks.append(mask_of(request))
+                add_mask(record.masks, request)
             if request.may_sample(max_pending) and len(outputs) + request.pending < request.max_tokens:
                 again.append(request)
         for request in reversed(self.starved):
@@ -187,7 +187,7 @@ class Batcher:
                 self._forkable.append(request)
         if sample:
             if request.constrained:
-                draft.masks.append(mask_of(request))
+                add_mask(draft.masks, request)
             request.pending = 1
             self._queues.leave(request)
             request.last_step = draft.number

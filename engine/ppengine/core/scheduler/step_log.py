@@ -33,8 +33,8 @@ class StepRecord:
     """(request, blocks) that it loads from the host cache."""
     slots: list[int] = field(default_factory=list)
     """Slots that it releases."""
-    masks: list[Mask] = field(default_factory=list)
-    """Masks of its rows that sample and are constrained."""
+    masks: dict[bytes, list[int]] = field(default_factory=dict)
+    """Slots of its rows that sample and are constrained, by mask."""
     prefill_tokens: int = 0
     """Number of tokens of its rows that are not decodes."""
 
@@ -153,7 +153,7 @@ class StepLog:
             moves=self._moves,
             rows=rows,
             checks=checks,
-            masks=self.draft.masks,
+            masks=[Mask(slots, bits) for bits, slots in self.draft.masks.items()],
         )
         self.unretired.append(self.draft)
         self.micro_batches += bool(rows)
@@ -196,11 +196,11 @@ class StepLog:
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
 
 
-def mask_of(request: Request) -> Mask:
-    """Return the mask of a constrained request that is scheduled. Raises ValueError if it has none."""
+def add_mask(masks: dict[bytes, list[int]], request: Request) -> None:
+    """Add the mask of a constrained request that is scheduled. Raises ValueError if it has none."""
     if request.slot is None or request.mask is None:
         raise ValueError(f"{request.id} is scheduled without a slot or a mask")
-    return Mask(request.slot, request.mask)
+    masks.setdefault(request.mask, []).append(request.slot)
 
 
 def _adjustments(sampling: SamplingParams) -> Adjustments:
