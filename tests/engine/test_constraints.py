@@ -126,6 +126,7 @@ def test_a_core_that_follows_goes_on_with_the_same_tokens(tmp_path: Path, texts:
     [
         (constrained(regex="(a"), "structured_outputs: .*unclosed group"),
         (constrained(regex="(?=a)b"), "look-around"),
+        (constrained(regex="((a{1000}){1000}){1000}"), "too many expressions"),
         (constrained(json={"type": "objct"}), "Invalid type: objct"),
         (constrained(json={"if": {}}), 'Unimplemented keys: \\["if"\\]'),
         (constrained(json={"minimum": 2, "maximum": 1, "type": "integer"}), "structured_outputs: "),

@@ -19,11 +19,17 @@ KEPT_MOST = 256
 """Compiled grammars without an output that are kept for the next one."""
 WHITESPACE = r"[ \t\n]{1,24}"
 """White space between the parts of JSON, which may also be absent: a model may otherwise write it for ever."""
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
-    max_grammar_size=200_000, verbose_errors=False,
+LIMITS, REGEX_LIMITS = (
+    LLParserLimits(
+        initial_lexer_fuel=fuel, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
+        max_grammar_size=200_000, verbose_errors=False,
+    )
+    for fuel in (1_000_000, 100_000)
 )  # fmt: skip
-"""Work of a compile (20 ms for a million) and of a mask (7 ms), and states of 1 to 2 kB."""
+"""Work of a compile and of a mask, and states of 1 to 2 kB; those of an expression alone are small.
+
+The masks of other outputs wait for a slow one: with the smaller fuel it takes some 10 ms, with the other up to 0.1 s.
+"""
 
 
 class GrammarError(ValueError):
@@ -36,7 +42,7 @@ class Matchers:
     def __init__(self, folder: Path, vocabulary: int, eos: list[int]) -> None:
         text = (folder / "tokenizer.json").read_text("utf-8")
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary, eos_token=eos)
-        self._vocabulary = vocabulary
+        self._vocabulary, self._eos = vocabulary, eos
         self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
         self._grammars: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
@@ -44,14 +50,23 @@ class Matchers:
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher at the beginning of a text; any thread may call it. Raises GrammarError."""
         try:
-            matcher = LLMatcher(self._tokenizer, _lark_or_schema(grammar), log_level=0, limits=LIMITS)
+            limits = REGEX_LIMITS if grammar.kind == "regex" else LIMITS
+            matcher = LLMatcher(self._tokenizer, _lark_or_schema(grammar), log_level=0, limits=limits)
         except (ValueError, RecursionError) as error:
             raise GrammarError(one_line(str(error))) from None
         # The first mask makes most states of the lexer, for all outputs of this grammar.
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise GrammarError(one_line(matcher.get_error().replace("<non-verbose/>", "")))
+        fault = _error_of(matcher)
+        if not fault:
+            # Some limits end a grammar behind its first token alone.
+            mask, second = matcher.compute_bitmask(), matcher.deep_copy()
+            fault = _error_of(matcher)
+            token = _some_token(mask, self._eos)
+            if not fault and token is not None:
+                second.consume_token(token)
+                second.compute_bitmask()
+                fault = _error_of(second)
+        if fault:
+            raise GrammarError(fault)
         return matcher
 
     def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
@@ -94,9 +109,22 @@ class Matchers:
         return matcher
 
 
+def _error_of(matcher: LLMatcher) -> str:
+    """Return why a matcher has ended, in one line; empty if it has not."""
+    return one_line(matcher.get_error().replace("<non-verbose/>", "")) if matcher.is_error() else ""
+
+
+def _some_token(mask: bytes, eos: list[int]) -> int | None:
+    """Return the last token of a mask that does not end the text; None without one."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    bits[eos] = 0
+    allowed = np.flatnonzero(bits)
+    return int(allowed[-1]) if len(allowed) else None
+
+
 def _answer(question: Question, matcher: LLMatcher, mask: NDArray[np.int32], distinct: dict[bytes, int]) -> Answer:
     if matcher.is_error():
-        return Answer(question.number, -1, one_line(matcher.get_error().replace("<non-verbose/>", "")) or "no match")
+        return Answer(question.number, -1, _error_of(matcher) or "no match")
     if question.held:
         kept = mask.copy()
         for token in question.held:
