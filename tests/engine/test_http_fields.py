@@ -145,6 +145,14 @@ def test_other_hosts_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     http_port.check_http(listening("0.0.0.0:80"))
 
 
+def test_a_port_that_is_held_takes_no_connection_until_a_process_listens() -> None:
+    with http_port.reserve(parse_http("127.0.0.1:0")) as held:
+        address = parse_http("127.0.0.1:0")._replace(port=held.getsockname()[1])
+        assert not http_port.takes_connections(address)
+        held.listen()
+        assert http_port.takes_connections(address)
+
+
 def test_a_port_is_held_and_shared_with_the_processes_alone() -> None:
     import socket
 

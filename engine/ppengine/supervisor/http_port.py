@@ -11,6 +11,8 @@ import msgspec
 from ppengine.common.config import ConfigError, Profile
 from ppengine.common.http_address import KEY_VARIABLE, HttpAddress, parse_http
 
+CONNECT_S = 0.2
+"""Seconds for a connection to a port of this host."""
 NEEDS = ("starlette", "uvicorn", "httptools", "uvloop")
 
 
@@ -61,6 +63,15 @@ def reserve(address: HttpAddress) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def takes_connections(address: HttpAddress) -> bool:
+    """Return whether a process listens on the port, at once."""
+    try:
+        socket.create_connection((address.ip, address.port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def with_port(profile: Profile, held: socket.socket) -> Profile:

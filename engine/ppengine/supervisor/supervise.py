@@ -11,6 +11,7 @@ import msgspec
 
 from ppengine.common.child_process import Child, is_unclean, spawn, tail
 from ppengine.common.config import EngineConfig
+from ppengine.common.http_address import parse_http
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
@@ -19,6 +20,7 @@ from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor import process_deaths
 from ppengine.supervisor.announcements import tell
 from ppengine.supervisor.claims import ClaimError, claim
+from ppengine.supervisor.http_port import takes_connections
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link
 from ppengine.supervisor.presence import Presence
@@ -29,6 +31,8 @@ from ppengine.supervisor.wakeup import Wakeup
 TURN_S = 0.05
 REPORT_S = 1.0
 GATEWAY_START_S = 30.0
+HTTP_START_S = 30.0
+"""Seconds that an engine waits for its HTTP processes before it says that it serves."""
 GRACE_S = 2.0
 """Seconds for core and stages to leave in order; after that they are killed."""
 SERVED = ("serving", "paused", "draining", "resizing")
@@ -99,6 +103,8 @@ class Supervisor:
         self._reported_at = 0.0
         self._presence = Presence(config)
         self._served = False
+        self._serves_at: float | None = None
+        """Time at which the core first served, if there is a port; None: it has not."""
         self._degraded = False
         self._end: End | None = None
         self._started_at = time.monotonic()
@@ -196,7 +202,7 @@ class Supervisor:
 
     def _follow(self, link: Link, answer: StateAnswer | None) -> None:
         """Follow the engine's state until it has served once: from then on, losing a stage does not end it."""
-        if answer is not None and answer.state in SERVED and not self._served:
+        if answer is not None and answer.state in SERVED and not self._served and not self._http_begins():
             self._served = True
             listen = self._config.profile.http.listen
             where = "" if listen is None else f", http://{listen}/v1"
@@ -209,6 +215,16 @@ class Supervisor:
             self._degraded = True
         if not self._served and not self._degraded:
             link.ask_state()
+
+    def _http_begins(self) -> bool:
+        """Return whether the engine serves and its port not yet: clients connect once they read that it serves."""
+        listen = self._config.profile.http.listen
+        if listen is None:
+            return False
+        if self._serves_at is None:
+            self._serves_at = time.monotonic()
+        late = time.monotonic() - self._serves_at > HTTP_START_S
+        return not late and not takes_connections(parse_http(listen))
 
     def _observe(self) -> list[ProcessInfo]:
         """Look at every process, report what changed (and all of it each second), return what has newly ended."""
