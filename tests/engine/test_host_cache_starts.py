@@ -51,6 +51,13 @@ def test_an_evicted_prefix_comes_from_the_host_with_the_same_tokens():
     assert request.num_cached == 20
 
 
+def test_a_prompt_whose_positions_are_scored_is_computed():
+    world = evicted()
+    (request,) = world.add(PROMPT, seed=1, prompt_logprobs=1)
+    finish(world)
+    assert (request.sources.device, request.sources.host, request.sources.computed) == (0, 0, 21)
+
+
 def test_the_host_continues_a_prefix_of_the_device():
     world = evicted()
     world.add(PROMPT[:9], max_tokens=1)

@@ -91,7 +91,9 @@ class BlockTables:
         plan = self._fit(known, source[:whole], copied, rest)
         if copied is not None and not plan.fits:
             plan = self._fit(known, source[:whole], None, 0)
-        if self.copies is not None and whole < most and len(source) == whole:
+        # Positions that are loaded have no logits, as those of cached blocks.
+        loads = self.copies is not None and not request.scores_prompt and whole < most and len(source) == whole
+        if self.copies is not None and loads:
             plan.host = self.copies.find(request.full_digests(most, self.block_size)[whole:])
             plan.computed += len(plan.host) * self.block_size
         return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -92,7 +92,8 @@ class CacheCopies:
         self._block_size = block_size
         self._limits = limits
         self._pin = pin
-        self._queue: dict[bytes, None] = {}
+        # A plain dict is read from its beginning over all that were removed there.
+        self._queue: OrderedDict[bytes, None] = OrderedDict()
         self._left_some = False
         """Whether a request has left queued blocks since the last copies: they may be evicted soon."""
         self._under_way: set[bytes] = set()
@@ -113,7 +114,7 @@ class CacheCopies:
             if digest not in cache and digest not in under_way:
                 queue[digest] = None
         while len(queue) > self._device.size:
-            del queue[next(iter(queue))]
+            queue.popitem(last=False)
             self.dropped_total += 1
 
     def left(self, digests: Sequence[bytes]) -> None:
@@ -123,8 +124,7 @@ class CacheCopies:
         if queue:
             for digest in reversed(digests):
                 if digest in queue:
-                    del queue[digest]
-                    queue[digest] = None
+                    queue.move_to_end(digest)
                     self._left_some = True
 
     def add_out(self, floor: int) -> None:
