@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.common.tier_config import BackendConfig
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command, Logprob, Reply
@@ -157,6 +158,26 @@ class StageState(msgspec.Struct, array_like=True, frozen=True):
     loaded: bool
 
 
+class BackendState(msgspec.Struct, array_like=True):
+    """A backend of KV tiers. The file is the user's alone, as the profile is: a place may have a password."""
+
+    name: str
+    config: BackendConfig
+    paused: bool
+    draining: bool
+    hit_tokens: int
+    declined: int
+
+
+class TierState(msgspec.Struct, array_like=True):
+    """The KV tiers of a core."""
+
+    weights: bytes
+    """Hash of the weight files; empty: not known."""
+    backends: list[BackendState]
+    failed_fetches: int
+
+
 class Settings(msgspec.Struct, array_like=True, tag=11):
     """Everything else, as of now."""
 
@@ -185,6 +206,8 @@ class Settings(msgspec.Struct, array_like=True, tag=11):
     """Start of the first core of this epoch."""
     rules: list[ClientRule] = []
     """Rules of clients of the HTTP port."""
+    tiers: TierState | None = None
+    """KV tiers; None without backends."""
 
 
 class Moved(msgspec.Struct, array_like=True, tag=12):

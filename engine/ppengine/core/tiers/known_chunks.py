@@ -1,0 +1,110 @@
+"""Memory of the chunks that are in backends, and of some that are not: most prompts need no question."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ppengine.protocol.store_messages import FoundChunk
+
+PRESENT_MOST = 100_000
+"""Chunks that are known to be there; some 100 bytes each."""
+ABSENT_MOST = 100_000
+ABSENT_S = 10.0
+"""Seconds after which a chunk that was not there is looked for again: another engine may have put it."""
+
+
+class Known(NamedTuple):
+    """The part of a prompt about which no question is needed."""
+
+    chunks: list[FoundChunk]
+    """Chunks of the longest prefix that are there."""
+    ends: bool
+    """Whether the next chunk is known to be absent, or there is none."""
+
+
+@dataclass(eq=False)
+class KnownChunks:
+    """Keeps both sorts, the least recently used going first."""
+
+    _clock: Callable[[], float]
+    _present_most: int = PRESENT_MOST
+    _present: OrderedDict[bytes, FoundChunk] = field(init=False, default_factory=OrderedDict)
+    _absent: OrderedDict[bytes, float] = field(init=False, default_factory=OrderedDict)
+    """Time at which each is forgotten; in this order, too."""
+
+    def __len__(self) -> int:
+        return len(self._present) + len(self._absent)
+
+    def get(self, key: bytes) -> FoundChunk | None:
+        """Return a chunk that is there; None: it is not, or not known."""
+        return self._present.get(key)
+
+    def lookup(self, keys: Sequence[bytes], usable: Collection[str]) -> Known:
+        """Return the known prefix of `keys`. `usable`: names of backends that may be read; others end it."""
+        chunks: list[FoundChunk] = []
+        for key in keys:
+            found = self._present.get(key)
+            if found is None:
+                return Known(chunks, self._is_absent(key))
+            if found.backend not in usable:
+                return Known(chunks, True)
+            self._present.move_to_end(key)
+            chunks.append(found)
+        return Known(chunks, True)
+
+    def found(self, keys: Sequence[bytes], chunks: Sequence[FoundChunk]) -> None:
+        """Take an answer about `keys`: `chunks` are the prefix that is there, and the next one is not."""
+        for key, chunk in zip(keys, chunks, strict=False):
+            self.put(key, chunk)
+        if len(chunks) < len(keys):
+            self._note_absent(keys[len(chunks)])
+
+    def put(self, key: bytes, chunk: FoundChunk) -> None:
+        """Note a chunk that is there."""
+        self._absent.pop(key, None)
+        self._present[key] = chunk
+        self._present.move_to_end(key)
+        if len(self._present) > self._present_most:
+            self._present.popitem(last=False)
+
+    def missed(self, key: bytes) -> None:
+        """Note that a chunk which was known to be there could not be read: it counts as absent for a while."""
+        self._present.pop(key, None)
+        self._note_absent(key)
+
+    def drop_backend(self, backend: str) -> None:
+        """Forget the chunks of a backend, and those that were not there: another backend may have them."""
+        for key in [key for key, found in self._present.items() if found.backend == backend]:
+            del self._present[key]
+        self._absent.clear()
+
+    def forget_absent(self, keys: Iterable[bytes] | None = None) -> None:
+        """Forget that `keys` were not there; without `keys`, all."""
+        if keys is None:
+            self._absent.clear()
+            return
+        for key in keys:
+            self._absent.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._present.clear()
+        self._absent.clear()
+
+    def _is_absent(self, key: bytes) -> bool:
+        until = self._absent.get(key)
+        if until is None:
+            return False
+        if self._clock() < until:
+            return True
+        del self._absent[key]
+        return False
+
+    def _note_absent(self, key: bytes) -> None:
+        self._absent[key] = self._clock() + ABSENT_S
+        self._absent.move_to_end(key)
+        if len(self._absent) > ABSENT_MOST:
+            self._absent.popitem(last=False)
