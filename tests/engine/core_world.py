@@ -73,9 +73,11 @@ class CoreWorld:
 
     def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2,
-        run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, tiers=NO_TIERS, **scheduler,
+        run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, tiers=NO_TIERS, slot_bytes=0, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
+        self.slot_bytes = slot_bytes
+        """Bytes of a host slot that a store may map; 0: slots are private."""
         profile = Profile(
             name="t", model=ModelConfig(path=model, load_format=load_format),
             parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
@@ -116,6 +118,7 @@ class CoreWorld:
             send_shadow=self.shadow_tasks.append,
             send_renderer=lambda name, payload: self.send_renderer(name, payload),
             send_grammar=lambda name, payload: self.send_grammar(name, payload),
+            send_store=lambda place, message: self.send_store(place, message),
             start_stage=self._start,
             notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
             note=self.facts.append, store=self.journal,
@@ -136,6 +139,10 @@ class CoreWorld:
     def send_grammar(self, name, payload):
         """Send questions to the grammar process; `GrammarWorld` has one."""
         raise AssertionError(f"no grammar process here, for {name}")
+
+    def send_store(self, place, message):
+        """Send a message to a store; `TierWorld` has some."""
+        raise AssertionError(f"no store here, for {place}")
 
     def _take_step(self, others, last):
         """Take a step as the last stage gets it; the others get it without masks."""
@@ -170,7 +177,8 @@ class CoreWorld:
                     device_kind="cpu", device_name="", device_uuid=self.cards.get(stage),
                     total_bytes=10_000, weights_bytes=PEAK,
                     peak_bytes=peak, block_bytes=BLOCK, quantum_blocks=1, reserved_blocks=reserved,
-                    swap_blocks=swap_blocks,
+                    swap_blocks=swap_blocks, slots_fd=3 if self.slot_bytes else -1, slot_bytes=self.slot_bytes,
+                    slot_layout="t" if self.slot_bytes else "",
                 )
             )  # fmt: skip
 

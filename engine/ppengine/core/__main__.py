@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,18 +28,17 @@ from ppengine.common.one_line import one_line
 from ppengine.common.refusal_log import RefusalLog
 from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.common.zap import ZapHandler
+from ppengine.core.child_sockets import ChildSockets
 from ppengine.core.engine import Engine
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.core.state_waiters import StateWaiters
-from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
-from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
+from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.gpu import DeviceRooms
-from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.kept_files import read_end
 from ppengine.protocol.metrics import MetricsQuery, StageFigures
 from ppengine.protocol.offline import (
@@ -57,6 +57,7 @@ from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import EdgeAddress, FromStage, NewGeneration, Shutdown
+from ppengine.protocol.store_messages import ToStore
 
 log = logging.getLogger("ppengine.core")
 
@@ -85,12 +86,9 @@ class Loop:
         # A restarted stage or gateway connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._render = self._socket(context, zmq.ROUTER)
-        self._render.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._grammar = self._socket(context, zmq.ROUTER)
-        self._grammar.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._children = ChildSockets(partial(self._socket, context))
         self._bindings = Bindings()
-        bound = {"render": self._render, "grammar": self._grammar, "steps": self._steps, "front": self._front}
+        bound = {**self._children.routers, "steps": self._steps, "front": self._front}
         for name, socket in bound.items():
             self._bindings.bind(socket, config.endpoint(name))
         if config.cluster is not None:
@@ -114,14 +112,14 @@ class Loop:
         self._later: list[tuple[bytes, object]] = []
         """Messages for an engine that serves, while this core follows another one and does not serve yet."""
         self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
-        self._from_renderer, self._from_grammars = Codec(FromRenderer), Codec(FromGrammars)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
         folder = Path(config.run_dir)
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
-            send_shadow=self._send_shadow, send_renderer=self._send_renderer, send_grammar=self._send_grammar,
+            send_shadow=self._send_shadow, send_renderer=partial(self._children.send, "render"),
+            send_grammar=partial(self._children.send, "grammar"), send_store=self._send_store,
             start_stage=self._start_stage,
             notify_stage=self._notify_stage, note=self._note, store=Journal(folder),
             restored=restore(folder), clock=self._clock,
@@ -139,16 +137,17 @@ class Loop:
         poller = zmq.Poller()
         poller.register(self._steps, zmq.POLLIN)
         poller.register(self._front, zmq.POLLIN)
-        poller.register(self._render, zmq.POLLIN)
-        poller.register(self._grammar, zmq.POLLIN)
+        for router in self._children.routers.values():
+            poller.register(router, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
         report_at = self._clock()
         while not self.engine.health.leaving:
             deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
+            deadline = min(deadline, self.engine.tiers.next_deadline or deadline)
             wait_s = 0.0 if self.engine.unfinished else deadline - self._clock()
             woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
-            news = self._drain_renderer() | self._drain_grammar()
+            news = self._children.drain(self.engine)
             call = self._drain_stages() or readable(self._front) or news or self.engine.unfinished
             if woken and not call:
                 continue  # Other stages are still busy with these steps.
@@ -205,30 +204,6 @@ class Loop:
                 news = self.engine.on_stage(self._from_stage.decode(frames[-1])) or news
             except ProtocolError as error:
                 self.engine.event("protocol.error", f"from a stage: {error}")
-        return news
-
-    def _drain_renderer(self) -> bool:
-        """Route the messages of the process of chat templates; return whether there was one."""
-        news = False
-        while readable(self._render):
-            name, *frames = self._render.recv_multipart(NOBLOCK)
-            news = True
-            try:
-                self.engine.templates.take(name, self._from_renderer.decode(frames[-1]))
-            except ProtocolError as error:
-                self.engine.event("protocol.error", f"from the process of chat templates: {error}")
-        return news
-
-    def _drain_grammar(self) -> bool:
-        """Route the messages of the grammar processes; return whether there was one."""
-        news = False
-        while readable(self._grammar):
-            name, *frames = self._grammar.recv_multipart(NOBLOCK)
-            news = True
-            try:
-                self.engine.constraints.take(name, self._from_grammars.decode(frames[-1]))
-            except ProtocolError as error:
-                self.engine.event("protocol.error", f"from a grammar process: {error}")
         return news
 
     def _drain_front(self) -> bool:
@@ -302,11 +277,8 @@ class Loop:
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], NOBLOCK)
 
-    def _send_renderer(self, name: bytes, payload: bytes) -> None:
-        self._render.send_multipart([name, payload], NOBLOCK)
-
-    def _send_grammar(self, name: bytes, payload: bytes) -> None:
-        self._grammar.send_multipart([name, payload], NOBLOCK)
+    def _send_store(self, place: Place, message: ToStore) -> None:
+        self._children.send("stores", place.store_role.encode(), encode(message))
 
     def _notify_stage(self, place: Place, message: NewGeneration | EdgeAddress | Shutdown) -> None:
         """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
@@ -366,7 +338,8 @@ class Loop:
         self.engine.checks.shadow.stop()
         for place in self.engine.stages.places:
             self._notify_stage(place, Shutdown(self.engine.recovery.generation))
-        for socket in (self._steps, self._front, self._render, self._grammar, self._collect, self._report):
+        children = self._children.routers.values()
+        for socket in (self._steps, self._front, *children, self._collect, self._report):
             socket.close(linger=500)
 
 

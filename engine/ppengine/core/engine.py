@@ -52,6 +52,10 @@ from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.submission_steps import SubmissionSteps
 from ppengine.core.submissions import Submissions
 from ppengine.core.successor import Successor
+from ppengine.core.tiers.backend_verbs import BackendVerbs
+from ppengine.core.tiers.open_pools import Send
+from ppengine.core.tiers.store_desk import StoreDesk
+from ppengine.core.tiers.tier_report import TierReport
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
@@ -91,6 +95,7 @@ class Engine:
         send_shadow: Callable[[bytes], None],
         send_renderer: Callable[[bytes, bytes], None],
         send_grammar: Callable[[bytes, bytes], None],
+        send_store: Send,
         start_stage: Callable[[Place, int], None],
         notify_stage: Callable[[Place, NewGeneration | EdgeAddress], None],
         note: Callable[[Fact], None],
@@ -116,9 +121,11 @@ class Engine:
         self.answers = answers = Answers(reply, note=journal.answered)
         self.operations = operations = Operations(answers, happened, clock)
         self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
+        self.tiers = tiers = StoreDesk(config, spec, stages, send_store, event, clock)
         self.requests = requests = LiveRequests(
-            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock
-        )
+            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock,
+            tiers.admitted,
+        )  # fmt: skip
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
         checker, masker = (
@@ -140,18 +147,21 @@ class Engine:
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
         steps = SubmissionSteps(submissions, self.templates, constraints, operations)
+        backends = BackendVerbs(tiers, config.profile.tiers.host, operations, clock)
         self.commands = Commands(
-            config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules,
+            config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules, backends,
             operations, answers, journal,
         )  # fmt: skip
         self.rooms = RoomBook(clock)
         self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
-        self.reporter = Reporter(config, stages, tracker, health, requests, operations, checks, rules, clock, began)
+        self.reporter = Reporter(
+            config, stages, tracker, health, requests, operations, checks, rules, TierReport(tiers, clock), clock, began
+        )
         self._state = LiveState(
             config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
-            self.commands, rules, self.feed, journal.full, began, restored,
+            self.commands, rules, tiers, self.feed, journal.full, began, restored,
         )  # fmt: skip
         self._follow(restored)
 
@@ -197,10 +207,12 @@ class Engine:
         return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended, pid=os.getpid())
 
     def on_processes(self, report: ProcessReport) -> None:
-        """Note how the processes of the stages are, as the supervisor reports."""
+        """Note how the processes of stages and stores are, as the supervisor reports."""
         for process in report.processes:
             if process.role == "stage":
                 self._messages.on_process(process)
+            elif process.role == "store":
+                self.tiers.on_process(process)
 
     def _begin_serving(self) -> None:
         """Serve once all stages have met for the first time."""
@@ -258,6 +270,7 @@ class Engine:
         self.commands.restore_attended(successor.attended())
         self.health.draining = known.draining
         self.rules.restore(known.rules)
+        self.tiers.restore(known.tiers)
         successor.place_cordons(self.stages)
         successor.restore()
         self.recovery.follow(known, "the engine core was restarted")
@@ -323,6 +336,8 @@ class Engine:
         self.constraints.advance(serving.scheduler if serving is not None else None)
         self.recovery.advance()
         serving = self.health.serving
+        serves = serving is not None and not self.health.blocked
+        self.tiers.advance(serving.scheduler if serving and serves else None, self.recovery.generation)
         if serving is None:
             return
         if self._successor is not None:
@@ -355,5 +370,6 @@ class Engine:
             if self.checks.shadow.share:
                 self.checks.shadow.retired(step.number, [request for request, *_ in retirement.tokens])
             self.requests.retired(serving, retirement)
+            self.tiers.retired(retirement, step.sent, step.tokens)
         if (change := self.tracker.take_change()) is not None:
             serving.memory.mapped(change)

@@ -51,6 +51,8 @@ class LiveRequests:
     metrics: RequestMetrics
     _slo: SloConfig
     _clock: Callable[[], float]
+    _admitted: Callable[[list[Request]], None] = lambda _: None
+    """Called with the samples of a prompt that was queued, before a step can begin them."""
     prompt_tokens_total: int = field(init=False, default=0)
     output_tokens_total: int = field(init=False, default=0)
     latencies: Latencies = field(init=False)
@@ -69,6 +71,7 @@ class LiveRequests:
         serving.scheduler.admit(requests)
         self._outputs.open(leader.group, session, leader.prompt_ids, leader.sampling, leader.arrival)
         self._journal.entered(requests, session)
+        self._admitted(requests)
 
     def abort(self, serving: Serving, request: Request, by: str = "") -> ActionResult:
         """End a request; its output ends here if the effect is immediate, otherwise when it retires."""

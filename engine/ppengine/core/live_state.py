@@ -32,6 +32,7 @@ from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.stage_records import Stages
+from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.sampling import SamplingParams
 
@@ -55,6 +56,7 @@ class LiveState:
     _offline: OfflineRequests
     _commands: Commands
     _rules: ClientRules
+    _tiers: StoreDesk
     _feed: EventFeed
     _full: bool
     """Whether requests are kept, beyond their ids."""
@@ -79,7 +81,7 @@ class LiveState:
             ],
             operations=self._operations.count, prompt_tokens=requests.prompt_tokens_total,
             output_tokens=requests.output_tokens_total, preemptions=0, swaps=0, hit_tokens=0, began=self._began,
-            rules=self._rules.rules(),
+            rules=self._rules.rules(), tiers=self._tiers.state(),
         )  # fmt: skip
         if serving is not None:
             scheduler, memory = serving

@@ -19,6 +19,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.tiers.tier_report import TierReport
 from ppengine.protocol.reports import CoreReport, StageView
 from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
 from ppengine.protocol.stage_info import CordonInfo
@@ -39,6 +40,7 @@ class Reporter:
     _operations: Operations
     _checks: Checks
     _rules: ClientRules
+    _tiers: TierReport
     _clock: Callable[[], float]
     _began: float
     """Start of the core, in seconds of the clock."""
@@ -59,6 +61,9 @@ class Reporter:
         )  # fmt: skip
         if serving is not None:
             scheduler = serving.scheduler
+            report.tiers = host_tier(serving)
+            if report.tiers is not None:
+                self._tiers.fill(report.tiers)
             report.queues = scheduler.queues.counts()
             report.requests = [self._request_info(serving, request) for request in live[:MAX_REQUESTS]]
             device = scheduler.blocks.device
@@ -67,7 +72,6 @@ class Reporter:
             report.preemptions_total = scheduler.fences.preemptions_total
             report.swaps_total = scheduler.fences.swaps_total
             report.prefix_hit_tokens_total = scheduler.blocks.hit_tokens_total
-            report.tiers = host_tier(serving)
         return report
 
     def _engine_info(self, serving: Serving | None) -> EngineInfo:

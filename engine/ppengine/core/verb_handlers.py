@@ -28,6 +28,7 @@ from ppengine.core.scheduler import Scheduler
 from ppengine.core.stage_records import Stages
 from ppengine.core.submission_steps import Submission, SubmissionSteps
 from ppengine.core.submissions import Submissions
+from ppengine.core.tiers.backend_verbs import BackendVerbs
 from ppengine.protocol.control import Command, Outcome, Refused
 from ppengine.protocol.reports import Attended
 from ppengine.protocol.store_verbs import StoreVerb
@@ -72,6 +73,7 @@ class Commands:
     _cordons: Cordons
     _checks: Checks
     _rules: ClientRules
+    _backends: BackendVerbs
     _operations: Operations
     _answers: Answers
     _journal: JournalWriter
@@ -96,7 +98,7 @@ class Commands:
             Limit: self._rules.plan_limit,
             Kick: self._rules.plan_kick,
             DrainClient: self._rules.plan_drain,
-            **dict.fromkeys(get_args(StoreVerb), self._plan_store),
+            **dict.fromkeys(get_args(StoreVerb), self._backends.plan),
             Stop: self._plan_stop,
         }
         """Handler of each verb's message type."""
@@ -210,6 +212,7 @@ class Commands:
         self._one.settle()
         self._many.settle()
         self._rules.settle()
+        self._backends.settle()
         if self._idle is not None:
             if running := _running(scheduler):
                 self._operations.defer(self._idle, f"waits for {running} running requests")
@@ -299,13 +302,6 @@ class Commands:
                 self.settle()
 
         return Plan([line], begin, target="--undo" if verb.undo else None)
-
-    def _plan_store(self, verb: StoreVerb, command: Command) -> Plan:
-        """Refuse a verb on backends: this engine keeps none. Raises CommandError."""
-        if not self._config.profile.tiers.host:
-            text = "tiers.host is false in the profile; set it to true and start the engine again"
-            raise CommandError("UNSUPPORTED", text)
-        raise CommandError("NOT_FOUND", f"there is no backend {verb.backend}")
 
     def _plan_stop(self, verb: Stop, command: Command) -> Plan:
         left = len(self._requests.live())

@@ -1,0 +1,276 @@
+"""Verbs on backends, all of them live: requests go on, with the chunks that they can get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from ppengine.common.tier_config import BACKENDS_MOST, BackendConfig
+from ppengine.core.operations import Operation, Operations
+from ppengine.core.plans import CommandError, Plan
+from ppengine.core.tiers.backends import Backend
+from ppengine.core.tiers.jobs import Job
+from ppengine.core.tiers.open_pools import FIRST
+from ppengine.core.tiers.store_desk import StoreDesk
+from ppengine.protocol.backend_fields import without_secrets
+from ppengine.protocol.control import Command
+from ppengine.protocol.place import Place
+from ppengine.protocol.store_messages import Clear, Done, Test
+from ppengine.protocol.store_verbs import (
+    StoreAdd,
+    StoreClear,
+    StoreDrain,
+    StorePause,
+    StoreRemove,
+    StoreResume,
+    StoreTest,
+    StoreVerb,
+)
+
+CARE_S = 15 * 60.0
+"""Most seconds for a `clear`."""
+TEST_CALLS = 6
+"""Calls of a test, each of which may take the time of a call."""
+OPEN_S = 30.0
+"""Seconds in which stores must have opened a new backend."""
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A backend that was added, and is being opened by the stores."""
+
+    operation: Operation
+    until: float
+
+
+@dataclass(eq=False)
+class BackendVerbs:
+    """Plans and carries out the verbs; the settings are in `Backends`."""
+
+    _desk: StoreDesk
+    _host: bool
+    """Whether the profile has a host cache."""
+    _operations: Operations
+    _clock: Callable[[], float]
+    _opening: dict[str, _Opening] = field(init=False, default_factory=dict)
+    _draining: dict[str, Operation] = field(init=False, default_factory=dict)
+    _leaving: dict[str, Operation] = field(init=False, default_factory=dict)
+
+    def plan(self, verb: StoreVerb, command: Command) -> Plan:
+        """Return the plan of a verb. Raises CommandError."""
+        if not self._host:
+            text = "tiers.host is false in the profile; set it to true and start the engine again"
+            raise CommandError("UNSUPPORTED", text)
+        if isinstance(verb, StoreAdd):
+            return self._plan_add(verb)
+        backend = self._desk.backends.get(verb.backend)
+        if backend is None:
+            raise CommandError("NOT_FOUND", f"there is no backend {verb.backend}")
+        match verb:
+            case StorePause():
+                return self._plan_change(backend, command, f"neither read nor write {backend.name}", paused=True)
+            case StoreResume():
+                return self._plan_resume(backend, command)
+            case StoreDrain():
+                return self._plan_drain(backend, command)
+            case StoreRemove():
+                return self._plan_remove(backend, command)
+            case StoreTest():
+                return self._plan_test(backend)
+            case StoreClear():
+                return self._plan_clear(backend)
+
+    def settle(self) -> None:
+        """End operations whose effect has happened; report the progress of the others."""
+        now = self._clock()
+        for name, opening in list(self._opening.items()):
+            self._settle_opening(name, opening, now)
+        for name, operation in list(self._draining.items()):
+            if left := self._desk.writer.under_way_of(name):
+                self._operations.defer(operation, f"waits for {left} chunks that are being written to {name}")
+            else:
+                del self._draining[name]
+                if (backend := self._desk.backends.get(name)) is not None:
+                    self._desk.backends.change(backend, paused=False, draining=True)
+                    self._desk.changed()
+                self._operations.end(operation, "applied", f"{name} is read, and gets nothing new")
+        for name, operation in list(self._leaving.items()):
+            if left := self._desk.jobs.about(name):
+                self._operations.defer(operation, f"waits for {left} calls of {name}")
+            else:
+                del self._leaving[name]
+                self._operations.end(operation, "applied", f"{name} is removed; its chunks stay where they are")
+
+    # --- settings -------------------------------------------------------------------------------------------
+
+    def _plan_add(self, verb: StoreAdd) -> Plan:
+        name, desk = verb.backend, self._desk
+        if desk.backends.get(name) is not None:
+            raise CommandError("CONFLICT", f"there is a backend {name} already; choose another name")
+        if name in self._leaving:
+            raise CommandError("BUSY", f"{name} is being removed; try again when that has ended")
+        if len(desk.backends) >= BACKENDS_MOST:
+            raise CommandError("DOES_NOT_FIT", f"there are {BACKENDS_MOST} backends, the most; remove one first")
+        if private := desk.links.private_slots:
+            raise CommandError("UNSUPPORTED", f"{private}; start the engine with a backend in the profile")
+        config = BackendConfig(
+            kind=verb.kind, url=verb.url, quota_gib=verb.quota_gib, write=verb.write, timeout_ms=verb.timeout_ms
+        )
+        place = f" at {without_secrets(verb.url)}" if verb.url else ""
+        line = f"add {name}: {verb.kind}{place}, {verb.quota_gib:g} GiB, write {verb.write}"
+
+        def begin(operation: Operation) -> None:
+            desk.backends.add(Backend(name, config))
+            desk.changed()
+            self._opening[name] = _Opening(operation, self._clock() + OPEN_S)
+            self.settle()
+
+        return Plan([line], begin, target=name)
+
+    def _settle_opening(self, name: str, opening: _Opening, now: float) -> None:
+        stores = self._desk.links.records.values()
+        figures = [store.figures[name] for store in stores if name in store.figures]
+        failed = next((one for one in figures if one.state == "broken"), None)
+        if self._desk.backends.get(name) is None:
+            text = "it was removed before it was open"
+            self._operations.end(opening.operation, "superseded", text)
+        elif failed is not None:
+            # It stays, and the stores try again: the place may come back.
+            self._operations.end(opening.operation, "failed", f"{name} cannot be opened: {failed.error}; it is kept")
+        elif len(figures) == len(stores) and all(one.state != "opening" for one in figures):
+            self._operations.end(opening.operation, "applied", f"{name} is open")
+        elif now >= opening.until:
+            why = self._desk.links.why_not_ready or "the stores have not opened it"
+            self._operations.end(opening.operation, "failed", f"{why} after {OPEN_S:.0f} s; it is kept")
+        else:
+            self._operations.defer(opening.operation, f"{name} is being opened")
+            return
+        del self._opening[name]
+
+    def _plan_change(
+        self, backend: Backend, command: Command, line: str, *, paused: bool = False, draining: bool = False
+    ) -> Plan:  # fmt: skip
+        """Plan to pause a backend, or to use it again."""
+        name = backend.name
+        if (backend.paused, backend.draining) == (paused, draining) and not (_fails(backend) and not paused):
+            line = f"nothing changes: {name} is {_state(backend)} already"
+
+        def begin(operation: Operation) -> None:
+            self._supersede(name, f"{line}, by {command.by}")
+            broken = _fails(backend) and not paused
+            self._desk.backends.change(backend, paused=paused, draining=draining)
+            if broken:
+                self._desk.links.reopen(backend)
+                self._desk.costs.forget(name)
+            self._desk.changed()
+            self._operations.end(operation, "applied", line)
+
+        return Plan([line], begin, target=name)
+
+    def _plan_resume(self, backend: Backend, command: Command) -> Plan:
+        also = ", and open it again" if _fails(backend) else ""
+        return self._plan_change(backend, command, f"read and write {backend.name}{also}")
+
+    def _plan_drain(self, backend: Backend, command: Command) -> Plan:
+        name = backend.name
+        under_way = self._desk.writer.under_way_of(name)
+        line = f"write nothing new to {name}, and read it on; {under_way} chunks are being written"
+
+        def begin(operation: Operation) -> None:
+            self._supersede(name, f"drained by {command.by}")
+            # Stores refuse puts once they know it, so those under way end first.
+            backend.paused, backend.draining = False, True
+            self._desk.writer.drop_candidates(name)
+            self._draining[name] = operation
+            self.settle()
+
+        return Plan([line], begin, target=name)
+
+    def _plan_remove(self, backend: Backend, command: Command) -> Plan:
+        name, calls = backend.name, self._desk.jobs.about(backend.name)
+        lines = [f"forget {name}, after {calls} calls under way", "its chunks stay where they are"]
+
+        def begin(operation: Operation) -> None:
+            self._supersede(name, f"removed by {command.by}")
+            self._desk.forget(name)
+            self._leaving[name] = operation
+            self.settle()
+
+        return Plan(lines, begin, target=name)
+
+    def _supersede(self, name: str, why: str) -> None:
+        if (operation := self._draining.pop(name, None)) is not None:
+            self._operations.end(operation, "superseded", why)
+
+    # --- care -----------------------------------------------------------------------------------------------
+
+    def _plan_test(self, backend: Backend) -> Plan:
+        name, places = backend.name, self._answering()
+        line = f"write, read, compare and delete one object in {name}, from {len(places)} places"
+
+        def begin(operation: Operation) -> None:
+            seconds = TEST_CALLS * backend.config.timeout_ms / 1e3 + 1
+            end = partial(self._cared, operation, list(places), "")
+            job = self._desk.jobs.open(places, seconds, end, backend=name)
+            for place in places:
+                self._desk.send(place, Test(job.number, name))
+
+        return Plan([line], begin, target=name)
+
+    def _plan_clear(self, backend: Backend) -> Plan:
+        name, places = backend.name, self._answering()
+        lines = [f"delete all chunks of this model from {name}", "chunks of other models stay"]
+
+        def begin(operation: Operation) -> None:
+            self._desk.forget_chunks(name)
+            others = [place for place in places if place != FIRST]
+            # Markers first: no chunk is there in part.
+            first = self._desk.jobs.open(
+                [FIRST], CARE_S, partial(self._cleared_first, operation, others, name), backend=name
+            )
+            self._desk.send(FIRST, Clear(first.number, name))
+
+        return Plan(lines, begin, target=name)
+
+    def _cleared_first(self, operation: Operation, others: list[Place], name: str, job: Job) -> None:
+        self._desk.forget_chunks(name)
+        answer = job.answers.get(FIRST)
+        if not others or not isinstance(answer, Done) or answer.error:
+            self._cared(operation, [FIRST], "", job)
+            return
+        done = f"stage 0: {answer.text}; " if answer.text else ""
+        second = self._desk.jobs.open(
+            others, CARE_S, partial(self._cared, operation, others, done), backend=name
+        )  # fmt: skip
+        for place in others:
+            self._desk.send(place, Clear(second.number, name))
+
+    def _answering(self) -> list[Place]:
+        """Return all places. Raises CommandError unless their stores answer."""
+        now = self._clock()
+        silent = next((store for store in self._desk.links.records.values() if not store.answers(now)), None)
+        if silent is not None:
+            raise CommandError("BUSY", f"{silent.name} does not answer; try again when it does")
+        return list(self._desk.links.records)
+
+    def _cared(self, operation: Operation, places: list[Place], done: str, job: Job) -> None:
+        """End the operation of a test or a clear with the answers of all places."""
+        texts, failed = [], bool(job.why)
+        for place in places:
+            answer = job.answers.get(place)
+            if isinstance(answer, Done):
+                failed = failed or bool(answer.error)
+                texts.append(f"stage {place.stage}: {answer.error or answer.text or 'done'}")
+            else:
+                texts.append(f"stage {place.stage}: {job.why or 'no answer'}")
+        self._operations.end(operation, "failed" if failed else "applied", done + "; ".join(texts))
+
+
+def _state(backend: Backend) -> str:
+    return "paused" if backend.paused else "draining" if backend.draining else "in use"
+
+
+def _fails(backend: Backend) -> bool:
+    """Return whether a store has not opened a backend, or leaves it alone."""
+    return backend.broken or backend.shut

@@ -1,0 +1,177 @@
+"""Verbs on backends in a running core."""
+
+from ppengine.protocol.control import Accepted, Outcome, Refused
+from ppengine.protocol.store_messages import Clear, Fetch, Find, Put
+from ppengine.protocol.store_messages import Test as Probe
+from ppengine.protocol.store_verbs import (
+    StoreAdd,
+    StoreClear,
+    StoreDrain,
+    StorePause,
+    StoreRemove,
+    StoreResume,
+    StoreTest,
+)
+from tier_world import CHUNK, TierWorld
+
+PROMPT = [3 + number % 90 for number in range(2 * CHUNK + 10)]
+
+
+def outcome(world, answers):
+    """Return the outcome of a command, after a turn."""
+    world.engine.advance()
+    return world.last(answers[0].id)
+
+
+def test_a_backend_is_added_live():
+    world = TierWorld(backends={}, stores=True)
+    assert world.engine.reporter.build().tiers.backends == []
+    verb = StoreAdd(backend="nvme1", kind="valkey", url="redis://me:secret@h:1/0", quota_gib=2.0, write="always")
+    planned = world.say(verb, dry_run=True)[-1]
+    assert planned.plan == ["add nvme1: valkey at redis://me@h:1/0, 2 GiB, write always"]
+    answers = world.say(verb)
+    assert isinstance(answers[0], Accepted)
+    world.engine.advance()
+    (spec,) = world.stores[0, 0].specs.values()
+    assert (spec.url, spec.quota_bytes) == ("redis://me:secret@h:1/0", 2**30), "each of two places gets half"
+    for store in world.stores.values():
+        store.figures()
+    done = outcome(world, answers)
+    assert (done.state, done.text) == ("applied", "nvme1 is open")
+    world.fill(PROMPT)
+    (info,) = world.engine.reporter.build().tiers.backends
+    assert (info.name, info.url, info.state, info.quota_bytes) == ("nvme1", "redis://me@h:1/0", "open", 2 * 2**30)
+    assert len(world.disk.markers) == 2
+    assert isinstance(world.say(verb)[-1], Refused)
+
+
+def test_a_backend_that_cannot_be_opened_is_kept_and_says_why():
+    world = TierWorld(backends={})
+    answers = world.say(StoreAdd(backend="x", kind="files", url="/no"))
+    world.engine.advance()
+    for store in world.stores.values():
+        store.figures(state="broken", error="no such folder")
+    done = outcome(world, answers)
+    assert (done.state, done.text) == ("failed", "x cannot be opened: no such folder; it is kept")
+    world.submit(PROMPT, name="r", max_tokens=1)
+    assert world.state("r") == "waiting"
+
+
+def test_verbs_without_a_backend_are_refused():
+    world = TierWorld(backends={}, slot_bytes=0, stores=False)
+    refused = world.say(StoreAdd(backend="x", kind="memory"))[-1]
+    assert (refused.code, refused.text.partition(";")[0]) == ("UNSUPPORTED", "the host slots of stage 0 are private")
+    refused = world.say(StorePause(backend="x"))[-1]
+    assert (refused.code, refused.text) == ("NOT_FOUND", "there is no backend x")
+
+
+def test_pause_and_resume():
+    world = TierWorld()
+    world.fill(PROMPT)
+    world.lose_stage()
+    assert world.say(StorePause(backend="nvme0"))[-1].text == "neither read nor write nvme0"
+    assert all(store.specs["nvme0"].paused for store in world.stores.values())
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.run()
+    assert not world.jobs()
+    assert world.engine.reporter.build().tiers.backends[0].state == "paused"
+    assert "already" in world.say(StorePause(backend="nvme0"))[-1].text
+    world.lose_stage()
+    world.say(StoreResume(backend="nvme0"))
+    world.submit(PROMPT, name="s", max_tokens=1)
+    assert world.jobs(Fetch)
+
+
+def test_resume_opens_a_broken_backend_again():
+    world = TierWorld()
+    for store in world.stores.values():
+        store.figures(breaker="open", error="timed out")
+    world.engine.tiers.backends.tried("nvme0")
+    seen = []
+    store = world.stores[0, 0]
+    take = store.take
+    store.take = lambda message: (seen.append(message), take(message))
+    world.say(StoreResume(backend="nvme0"))
+    assert [[spec.name for spec in message.backends] for message in seen] == [[], ["nvme0"]]
+    world.submit(PROMPT, name="r", max_tokens=1)
+    assert world.jobs(Find)
+
+
+def test_a_drain_ends_with_the_puts_under_way():
+    world = TierWorld()
+    world.submit(PROMPT, max_tokens=1)
+    world.answer_all(Find)
+    world.now += 0.1
+    world.run()
+    assert len(world.jobs(Put)) == 4
+    answers = world.say(StoreDrain(backend="nvme0"))
+    assert "waits for 2 chunks" in answers[-1].text
+    world.answer_all()
+    done = outcome(world, answers)
+    assert (done.state, done.text) == ("applied", "nvme0 is read, and gets nothing new")
+    assert len(world.disk.markers) == 2
+    assert all(store.specs["nvme0"].draining for store in world.stores.values())
+    world.fill([7] * 300)
+    assert len(world.disk.markers) == 2
+    world.lose_stage()
+    world.submit(PROMPT, name="s", max_tokens=1)
+    assert world.jobs(Fetch)
+
+
+def test_a_removed_backend_is_forgotten_after_its_calls():
+    world = TierWorld()
+    world.fill(PROMPT)
+    world.lose_stage()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    answers = world.say(StoreRemove(backend="nvme0"))
+    assert "waits for 1 calls" in answers[-1].text
+    assert world.engine.reporter.build().tiers.backends == []
+    assert isinstance(world.say(StoreAdd(backend="nvme0", kind="memory"))[-1], Refused)
+    world.answer_all()
+    assert outcome(world, answers).state == "applied"
+    assert world.scheduler.blocks.copies.totals.backends["nvme0"] == 2 * CHUNK, "the fetch went on"
+    world.lose_stage()
+    world.submit(PROMPT, name="s", max_tokens=1)
+    world.run()
+    assert not world.jobs()
+    assert len(world.disk.markers) == 2
+
+
+def test_a_test_has_the_answers_of_all_places():
+    world = TierWorld()
+    answers = world.say(StoreTest(backend="nvme0"))
+    (first, number), (second, _) = world.jobs(Probe)
+    first.answer(number)
+    assert not isinstance(world.last(answers[0].id), Outcome)
+    second.answer(number, error="read-only")
+    done = outcome(world, answers)
+    assert (done.state, done.text) == ("failed", "stage 0: done; stage 1: read-only")
+    world.kill((1, 0))
+    refused = world.say(StoreTest(backend="nvme0"))[-1]
+    assert (refused.code, refused.text) == ("BUSY", "the store of stage 1 does not answer; try again when it does")
+
+
+def test_clear_deletes_markers_first():
+    world = TierWorld()
+    world.fill(PROMPT)
+    answers = world.say(StoreClear(backend="nvme0"))
+    ((store, number),) = world.jobs(Clear)
+    assert store.place == (0, 0)
+    store.answer(number)
+    ((store, number),) = world.jobs(Clear)
+    assert store.place == (1, 0)
+    store.answer(number)
+    assert outcome(world, answers).text == "stage 0: done; stage 1: done"
+    assert not world.disk.markers and not world.disk.shards
+    world.lose_stage()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    assert world.jobs(Find), "nothing is remembered"
+
+
+def test_backends_outlive_the_core():
+    world = TierWorld()
+    world.say(StoreAdd(backend="s3", kind="s3", url="s3://b/p"))
+    world.say(StorePause(backend="nvme0"))
+    world.engine.commit()
+    after = TierWorld(before=world, stores=False, serve=False)
+    assert [(one.name, one.paused) for one in after.engine.tiers.backends] == [("nvme0", True), ("s3", False)]
