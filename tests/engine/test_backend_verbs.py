@@ -1,6 +1,7 @@
 """Verbs on backends in a running core."""
 
 from ppengine.protocol.control import Accepted, Outcome, Refused
+from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import Clear, Fetch, Find, Put
 from ppengine.protocol.store_messages import Test as Probe
 from ppengine.protocol.store_verbs import (
@@ -103,6 +104,7 @@ def test_a_drain_ends_with_the_puts_under_way():
     world.answer_all(Find)
     world.now += 0.1
     world.run()
+    world.answer_all(Find)
     assert len(world.jobs(Put)) == 4
     answers = world.say(StoreDrain(backend="nvme0"))
     assert "waits for 2 chunks" in answers[-1].text
@@ -146,7 +148,7 @@ def test_a_test_has_the_answers_of_all_places():
     second.answer(number, error="read-only")
     done = outcome(world, answers)
     assert (done.state, done.text) == ("failed", "stage 0: done; stage 1: read-only")
-    world.kill((1, 0))
+    world.kill(Place(1, 0))
     refused = world.say(StoreTest(backend="nvme0"))[-1]
     assert (refused.code, refused.text) == ("BUSY", "the store of stage 1 does not answer; try again when it does")
 

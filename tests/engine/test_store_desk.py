@@ -88,7 +88,7 @@ def test_a_question_without_an_answer_ends_at_its_deadline():
 
 
 def test_stores_that_never_answer_are_asked_seldom():
-    world = TierWorld()
+    world = TierWorld(write="evicted")
     for number in range(10):
         world.submit([number] * 300, max_tokens=1)
         world.now += 0.1
@@ -307,6 +307,7 @@ def test_a_put_that_fails_leaves_no_marker():
     world.answer_all(Find)
     world.now += 0.1
     world.run()
+    world.answer_all(Find)
     for store, number in world.jobs(Put):
         store.answer(number, error="no space" if store.place == B else "")
     assert not world.jobs(Mark)
@@ -359,3 +360,21 @@ def test_a_core_that_follows_goes_on_with_backends_and_waits_for_the_stores():
     after.run()
     assert not after.cache.moving
     assert after.engine.tiers.ready
+
+
+def test_a_chunk_that_is_there_is_not_written_again():
+    """Stores that did not answer in time have it nevertheless."""
+    world = TierWorld(disk=filled())
+    before = dict(world.disk.markers)
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.now += 0.2
+    world.run()
+    assert world.engine.outputs.get("r").samples[0].finish_reason == "length"
+    world.now += 0.1
+    world.run()
+    while finds := world.jobs(Find):
+        for store, number in finds:
+            store.answer(number)
+        world.engine.advance()
+    assert not world.jobs(Put)
+    assert world.disk.markers == before

@@ -223,9 +223,8 @@ class TierWorld(CoreWorld):
         """End a store with SIGKILL; its successor says so unless the supervisor does."""
         store = self.stores.pop(place)
         if reported:
-            info = ProcessInfo(
-                role="store", stage=place[0], rank=place[1], pid=store.pid, exit_code=-9, detail="killed"
-            )
+            role = place.store_role
+            info = ProcessInfo(role=role, stage=None, rank=None, pid=store.pid, exit_code=-9, detail="killed")
             self.engine.on_processes(ProcessReport(mono_ns=0, processes=[info]))
 
     def jobs(self, kind=object):

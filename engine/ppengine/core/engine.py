@@ -211,7 +211,7 @@ class Engine:
         for process in report.processes:
             if process.role == "stage":
                 self._messages.on_process(process)
-            elif process.role == "store":
+            else:
                 self.tiers.on_process(process)
 
     def _begin_serving(self) -> None:

@@ -80,9 +80,13 @@ class Backends:
         """Return the names of the backends that may be read."""
         return {one.name for one in self._known.values() if not one.paused and self._may_try(one)}
 
+    def wanting(self) -> list[Backend]:
+        """Return the backends that get new chunks, those included that fail now."""
+        return [one for one in self._known.values() if not one.paused and not one.draining]
+
     def writable(self) -> list[Backend]:
-        """Return the backends that may be written."""
-        return [one for one in self._known.values() if not one.paused and not one.draining and self._may_try(one)]
+        """Return the backends that may be written now."""
+        return [one for one in self.wanting() if self._may_try(one)]
 
     def tried(self, name: str) -> None:
         """Note that a backend gets a job."""

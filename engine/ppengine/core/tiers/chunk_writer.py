@@ -17,7 +17,7 @@ from ppengine.core.tiers.chunks import Chunk
 from ppengine.core.tiers.jobs import Job, Jobs
 from ppengine.core.tiers.known_chunks import KnownChunks
 from ppengine.core.tiers.open_pools import FIRST, OpenPools, Send
-from ppengine.protocol.store_messages import Delete, Done, FoundChunk, Mark, Marker, Put, Stored
+from ppengine.protocol.store_messages import Delete, Done, Find, Found, FoundChunk, Mark, Marker, Put, Stored
 
 PUTS_MOST = 8
 """Chunks that are being written at once."""
@@ -73,7 +73,7 @@ class ChunkWriter:
     def used(self, pools: OpenPools, request: Request, first: int = 0) -> None:
         """Note a use of the chunks of a request whose blocks are full, from token `first` on."""
         digests = request.full_digests(request.num_entered, pools.scheduler.blocks.block_size)
-        backends = self._backends.writable()
+        backends = self._backends.wanting()
         evicted = any(one.config.write == "evicted" for one in backends)
         for chunk in pools.chunks_of(digests)[first // pools.chunk_tokens :]:
             uses = self._uses.pop(chunk.key, 0) + 1
@@ -93,7 +93,7 @@ class ChunkWriter:
             return
         for other in chunk.digests:
             self._members.pop(other, None)
-        for one in self._backends.writable():
+        for one in self._backends.wanting():
             if one.config.write == "evicted" and not self._has((one.name, chunk.key)):
                 self.dropped_total += 1
 
@@ -127,16 +127,16 @@ class ChunkWriter:
         return len(self._open) < min(PUTS_MOST, most)
 
     def _look(self, pools: OpenPools, now: float) -> None:
+        writable = {one.name: one for one in self._backends.writable()}
         for _ in range(min(LOOKS_MOST, len(self._candidates))):
             if not self._room(pools):
                 return
             name, candidate = self._candidates.popitem(last=False)
-            backend = self._writable(name[0])
-            if backend is None or self._has(name):
+            if self._has(name):
                 continue
-            slots = pools.host.lookup(candidate.chunk.digests)
-            if len(slots) == len(candidate.chunk.digests):
-                self._put(pools, backend, candidate.chunk, slots)
+            backend, slots = writable.get(name[0]), pools.host.lookup(candidate.chunk.digests)
+            if backend is not None and len(slots) == len(candidate.chunk.digests):
+                self._ask(pools, backend, candidate.chunk)
             elif candidate.until <= now:
                 self.dropped_total += 1
             else:
@@ -159,15 +159,39 @@ class ChunkWriter:
                     continue
                 slots = pools.host.lookup(chunk.digests)
                 if len(slots) == len(chunk.digests):
-                    self._put(pools, backend, chunk, slots)
+                    self._ask(pools, backend, chunk)
 
-    def _writable(self, name: str) -> Backend | None:
-        return next((one for one in self._backends.writable() if one.name == name), None)
+    def _ask(self, pools: OpenPools, backend: Backend, chunk: Chunk) -> None:
+        """Begin a put, after a question if the chunk may be there: other bytes under its marker would look corrupt."""
+        self._open.add((backend.name, chunk.key))
+        if self._known.absent(chunk.key):
+            self._put(pools, backend, chunk)
+            return
+        seconds = backend.config.timeout_ms / 1e3
+        job = self._jobs.open([FIRST], seconds, partial(self._asked, pools, backend, chunk), backend=backend.name)
+        self._send(FIRST, Find(job.number, [chunk.key], max(1, int(seconds * 1e3))))
 
-    def _put(self, pools: OpenPools, backend: Backend, chunk: Chunk, slots: list[int]) -> None:
+    def _asked(self, pools: OpenPools, backend: Backend, chunk: Chunk, job: Job) -> None:
+        name, answer = (backend.name, chunk.key), job.answers.get(FIRST)
+        if not isinstance(answer, Found) or answer.error:
+            self._open.discard(name)
+            self.dropped_total += 1
+            return
+        for found in answer.chunks[:1]:
+            self._known.put(chunk.key, found)
+            if found.backend == backend.name:
+                self._open.discard(name)
+                return
+        self._put(pools, backend, chunk)
+
+    def _put(self, pools: OpenPools, backend: Backend, chunk: Chunk) -> None:
         name, seconds = (backend.name, chunk.key), 2 * backend.config.timeout_ms / 1e3
+        slots = pools.host.lookup(chunk.digests)
+        if len(slots) < len(chunk.digests) or self._backends.get(backend.name) is None:
+            self._open.discard(name)
+            self.dropped_total += 1
+            return
         pools.host.pin(slots)
-        self._open.add(name)
         self._backends.tried(backend.name)
         job = self._jobs.open(
             pools.places, seconds, partial(self._stored, pools, name, seconds),

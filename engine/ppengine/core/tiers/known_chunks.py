@@ -48,7 +48,7 @@ class KnownChunks:
         for key in keys:
             found = self._present.get(key)
             if found is None:
-                return Known(chunks, self._is_absent(key))
+                return Known(chunks, self.absent(key))
             if found.backend not in usable:
                 return Known(chunks, True)
             self._present.move_to_end(key)
@@ -94,7 +94,8 @@ class KnownChunks:
         self._present.clear()
         self._absent.clear()
 
-    def _is_absent(self, key: bytes) -> bool:
+    def absent(self, key: bytes) -> bool:
+        """Return whether a chunk was not there a moment ago."""
         until = self._absent.get(key)
         if until is None:
             return False

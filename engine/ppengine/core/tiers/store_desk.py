@@ -28,7 +28,6 @@ from ppengine.core.tiers.prefix_fetcher import PrefixFetcher
 from ppengine.core.tiers.prefix_finder import PrefixFinder
 from ppengine.core.tiers.store_links import StoreLinks
 from ppengine.core.tiers.store_records import StoreRecord
-from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.store_messages import Cancel, Done, Fetched, Found, Stored, StoreFigures, StoreReady, Weights
 
@@ -91,8 +90,8 @@ class StoreDesk:
         self.links.weights, self.links.weights_error = message.digest, message.error
 
     def on_process(self, info: ProcessInfo) -> None:
-        """Note the end of a store's process, as the supervisor reports it."""
-        record = self.links.records.get(Place(info.stage or 0, info.rank or 0))
+        """Note the end of a store's process, as the supervisor reports it; other roles do not matter."""
+        record = self.links.by_name(info.role.encode())
         if record is None or info.exit_code is None:
             return
         if record.pid is None:
