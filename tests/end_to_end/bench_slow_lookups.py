@@ -1,0 +1,122 @@
+"""Measure an engine whose backend takes 500 ms for each lookup, against the same engine with quick ones.
+
+python tests/end_to_end/bench_slow_lookups.py
+
+Lookups are switched in turns within one run. A backlog of prompts, none of which is in the backend, keeps the engine
+busy, so that tokens and CPU time say what the lookups cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.append(str(Path(__file__).parent.parent / "engine"))
+
+import reference
+from checkpoints import make_checkpoint
+from operators import Operator
+from serving import Served
+
+from profiles import small
+
+ROUNDS, REQUESTS, OUTPUT = 12, 128, 48
+BACKEND = '''
+import os, time
+from ppengine.store.backends.memory_backend import MemoryBackend
+
+
+class Slow(MemoryBackend):
+    """Memory whose lookups take 500 ms while the file at its place is there."""
+
+    def open(self, config, layout):
+        super().open(config, layout)
+        self._flag = config.url
+
+    def find(self, keys):
+        if os.path.exists(self._flag):
+            time.sleep(0.5)
+        return super().find(keys)
+'''
+
+
+def install(folder: Path) -> None:
+    """Let the stores find a backend of kind `slow`."""
+    (folder / "slow_backend.py").write_text(BACKEND)
+    info = folder / "slow_backend-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-backend\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[ppconsole.backends]\nslow = slow_backend:Slow\n")
+    os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+
+
+class Round(NamedTuple):
+    """One backlog: output tokens a second, and milliseconds of CPU a token in core and stages."""
+
+    tokens_s: float
+    core_ms: float
+    stages_ms: float
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds that a process has run."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run(op: Operator, engine: Served, seed: int) -> Round:
+    """Measure a backlog of new prompts."""
+    prompts = reference.prompts(REQUESTS, 100, low=300, high=320, seed=seed)
+    roles = ("core", *(f"stage{stage}" for stage in range(engine.stages)))
+    before, began = [cpu_s(engine.pids[role]) for role in roles], time.monotonic()
+    await op.all_tokens(await op.submit_all(prompts, max_tokens=OUTPUT))
+    tokens, took_s = REQUESTS * OUTPUT, time.monotonic() - began
+    used = [1e3 * (cpu_s(engine.pids[role]) - was) / tokens for role, was in zip(roles, before, strict=True)]
+    return Round(tokens / took_s, used[0], sum(used[1:]))
+
+
+async def measure(engine: Served, flag: Path) -> None:
+    """Print all rounds, and the ratios of neighbours."""
+    ratios: list[Round] = []
+    async with engine.operator() as op:
+        await op.until(lambda now: now.tiers is not None and now.tiers.ready, "the stores are there", 60.0)
+        await run(op, engine, 1)
+        for number in range(ROUNDS):
+            pair: dict[bool, Round] = {}
+            for slow in (False, True) if number % 2 else (True, False):
+                if slow:
+                    flag.touch()
+                else:
+                    flag.unlink(missing_ok=True)
+                pair[slow] = await run(op, engine, 2 + 2 * number + slow)
+            ratios.append(Round(*(with_it / without for with_it, without in zip(pair[True], pair[False], strict=True))))
+            print(*(f"{one:8.3f}" for one in (*pair[False], *pair[True])), flush=True)
+        flag.unlink(missing_ok=True)
+    for name, values in zip(Round._fields, zip(*ratios, strict=True), strict=True):
+        print(f"500 ms / quick, {name}: {statistics.median(values):.3f} ({min(values):.2f} to {max(values):.2f})")
+
+
+def main() -> None:
+    """Run an engine of two stages."""
+    with tempfile.TemporaryDirectory(prefix="pp-") as name:
+        folder = Path(name)
+        install(folder)
+        flag = folder / "slow"
+        checkpoint = make_checkpoint(folder, "llama", dtype="float64", max_position_embeddings=1024)
+        tiers = {"host": True, "backends": {"slow": {"kind": "slow", "url": str(flag), "write": "reused"}}}
+        profile = small(
+            checkpoint, memory={"device_mib": 24, "swap_space_gib": 0.05}, model={"max_model_len": 512},
+            scheduler={"max_num_seqs": 16}, tiers=tiers,
+        )  # fmt: skip
+        with Served(profile) as engine:
+            asyncio.run(measure(engine, flag))
+
+
+if __name__ == "__main__":
+    main()
