@@ -208,3 +208,11 @@ def test_a_handler_that_answers_is_not_hung_and_one_that_does_not_is():
         assert [handler.hung_s(now + seconds) for seconds in (0.0, 3.0, 6.0)] == [0.0, 3.0, 6.0]
         handler.close_probe()
         endpoint.close()
+
+
+def test_reports_of_a_socket_that_is_left_block_nothing(listening):
+    listening.connections.leave("state")
+    with socket.create_connection(("127.0.0.1", listening.port + 1)):
+        (one,) = listening.connect()
+        until(lambda: listening.turn() or listening.connections._counts["127.0.0.1"] == 1, 10.0, "a connection is seen")
+        one.close()

@@ -35,6 +35,7 @@ class Connections:
         self, context: zmq.Context[Socket], refusals: Callable[[str], object], most: int = ADDRESS_MOST
     ) -> None:
         self._context, self._refusals, self._most = context, refusals, most
+        self._watched: dict[str, Socket] = {}
         self._monitors: dict[str, Socket] = {}
         self._addresses: dict[tuple[str, int], str] = {}
         """Address of each open connection, by socket and descriptor."""
@@ -50,12 +51,7 @@ class Connections:
         return {monitor: lambda name=name: self._take(name) for name, monitor in self._monitors.items()}  # type: ignore[misc]
 
     def watch(self, name: str, watched: Socket) -> None:
-        """Count the connections of a socket, from now on; those of an earlier one of that name are gone."""
-        if name in self._monitors:
-            self._monitors.pop(name).close(linger=0)
-        for known in [known for known in self._addresses if known[0] == name]:
-            self._drop(known)
-        self._failed.pop(name, None)
+        """Count the connections of a socket, from now on until `leave`."""
         endpoint = f"inproc://connections-{name}-{id(watched)}"
         watched.monitor(endpoint, int(_EVENTS))
         monitor = self._context.socket(zmq.PAIR)
@@ -63,13 +59,26 @@ class Connections:
         # No limit: libzmq would wait for this process, in the thread that serves all connections.
         monitor.rcvhwm = 0
         monitor.connect(endpoint)
-        self._monitors[name] = monitor
+        self._watched[name], self._monitors[name] = watched, monitor
+
+    def leave(self, name: str) -> None:
+        """Forget the connections of a socket that is about to be closed.
+
+        Its reports end first: without a reader they would block the thread that serves all
+        connections, for ever.
+        """
+        if name not in self._watched:
+            return
+        self._watched.pop(name).disable_monitor()
+        self._monitors.pop(name).close(linger=0)
+        for known in [known for known in self._addresses if known[0] == name]:
+            self._drop(known)
+        self._failed.pop(name, None)
 
     def close(self) -> None:
-        """Close the sockets of the reports."""
-        for monitor in self._monitors.values():
-            monitor.close(linger=0)
-        self._monitors.clear()
+        """Close the sockets of the reports, before those that they are of."""
+        for name in list(self._watched):
+            self.leave(name)
 
     def _take(self, name: str) -> None:
         monitor = self._monitors[name]

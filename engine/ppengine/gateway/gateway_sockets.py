@@ -79,6 +79,8 @@ class Sockets:
 
     def reopen_state(self) -> None:
         """Close `state` and bind it again: subscribers connect by themselves, and the ZAP handler sees each key."""
+        if self._connections is not None:
+            self._connections.leave("state")
         self.state.close(linger=0)
         self.state = self._public("state", zmq.XPUB, STATE_HWM)
 
