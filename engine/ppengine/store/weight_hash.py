@@ -1,6 +1,6 @@
 """The identity of a model's weights: a hash of config.json and all weight files, kept for the next start.
 
-$XDG_STATE_HOME/ppconsole/weights/<hash of the folder's path>.json    sums by name, size, time of change and inode
+$XDG_STATE_HOME/ppconsole/weights/<hash of the folder's path>.json    sums by name, size, times, inode and device
 """
 
 from __future__ import annotations
@@ -27,14 +27,25 @@ NICE = 19
 """Priority of the thread: stages load the same files meanwhile."""
 
 
+State = tuple[str, int, int, int, int, int]
+
+
 class FileSum(msgspec.Struct, frozen=True):
     """One file as it was hashed."""
 
     name: str
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """Unlike `mtime_ns`, it cannot be set back."""
     inode: int
+    device: int
     sum: str
+
+    @property
+    def state(self) -> State:
+        """Return all but the sum: a file of the same state is unchanged."""
+        return self.name, self.size, self.mtime_ns, self.ctime_ns, self.inode, self.device
 
 
 def start(config: EngineConfig, report: Callable[[Weights], None]) -> None:
@@ -75,12 +86,12 @@ def file_sums(files: list[Path], kept: Path) -> list[FileSum]:
 
     Raises OSError, also for a file that changes meanwhile.
     """
-    known = {(each.name, each.size, each.mtime_ns, each.inode): each for each in _read_kept(kept)}
+    known = {each.state: each for each in _read_kept(kept)}
     sums = []
     for path in sorted(files):
         status = path.stat()
-        key = path.name, status.st_size, status.st_mtime_ns, status.st_ino
-        sums.append(known[key] if key in known else FileSum(*key, _sum_of(path, status)))
+        state = _state_of(path, status)
+        sums.append(known[state] if state in known else FileSum(*state, _sum_of(path, status)))
     if set(sums) != set(known.values()):
         # Without room the next start hashes again.
         with contextlib.suppress(OSError):
@@ -96,9 +107,14 @@ def _sum_of(path: Path, before: os.stat_result) -> str:
         while count := file.readinto(buffer):
             whole.update(buffer[:count])
         after = os.fstat(file.fileno())
-    if (after.st_size, after.st_mtime_ns, after.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
+    if _state_of(path, after) != _state_of(path, before):
         raise OSError(f"{path} changed while it was read")
     return whole.hexdigest()
+
+
+def _state_of(path: Path, status: os.stat_result) -> State:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return path.name, status.st_size, *times, status.st_ino, status.st_dev
 
 
 def _kept_file(folder: Path) -> Path:
