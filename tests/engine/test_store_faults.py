@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.protocol.store_messages import (
+    BackendFigures,
     Cancel,
     Clear,
     Done,
@@ -124,6 +125,63 @@ def test_a_call_over_its_time_fails_the_job_and_at_last_the_backend() -> None:
     world.pass_s(3.0)
     assert world.ask(fetch(8, [KEY], [[4, 5]], [stored.sum])).good == 1  # type: ignore[attr-defined]
     assert world.store.figures().backends[0].breaker == "closed"
+    world.close()
+
+
+def test_a_backend_whose_threads_all_hang_is_refused_until_one_returns() -> None:
+    backend = FakeBackend()
+    world = World(lambda kind: backend).ready(spec(timeout_ms=100))
+    stored = put(world)
+    world.sent.clear()
+    seen: list[BackendFigures] = []
+
+    def hang(call: str) -> None:
+        """Stay in the call while its time goes by, and let the next thread begin one."""
+        world.pass_s(0.5)
+        if len(world.sent) < backend.threads:
+            world.store.take(fetch(3, [KEY], [[4, 5]], [stored.sum]))
+            world.step()
+            return
+        world.store.take(fetch(4, [KEY], [[4, 5]], [stored.sum]))
+        world.store.take(Trial(5, "m"))
+        seen.append(world.store.figures().backends[0])
+
+    backend.fault = hang
+    world.store.take(fetch(2, [KEY], [[4, 5]], [stored.sum]))
+    world.step()
+    backend.fault = lambda call: None
+    late = "m did not answer in 100 ms"
+    refused = "m hangs: calls over their time hold all its threads"
+    answers = [(each.job, each.error) for each in world.sent]  # type: ignore[attr-defined]
+    assert answers == [(2, late), (3, late), (4, refused), (5, refused)]
+    assert [(each.breaker, each.errors) for each in seen] == [("open", 2)], "it opens before five failures"
+    assert world.ask(fetch(6, [KEY], [[4, 5]], [stored.sum])).good == 1  # type: ignore[attr-defined]
+    assert world.store.figures().backends[0].breaker == "closed"
+    world.close()
+
+
+def test_writes_that_hang_are_refused_beside_reads_that_go_on() -> None:
+    backend = FakeBackend()
+    world = World(lambda kind: backend).ready(spec(timeout_ms=100))
+    stored = put(world)
+    seen: list[str] = []
+
+    def hang(call: str) -> None:
+        backend.fault = lambda call: None
+        world.pass_s(0.5)
+        world.store.take(Put(3, 1, "m", OTHER, [0, 1], 1000))
+        world.store.take(fetch(4, [KEY], [[4, 5]], [stored.sum]))
+        world.work()
+        seen.append(world.store.figures().backends[0].breaker)
+
+    backend.fault = hang
+    world.sent.clear()
+    world.store.take(Put(2, 1, "m", OTHER, [0, 1], 1000))
+    world.work()
+    answers = [(each.job, each.error) for each in world.sent]  # type: ignore[attr-defined]
+    refused = "m hangs: writes over their time hold its threads"
+    assert answers == [(2, "m did not answer in 100 ms"), (3, refused), (4, "")] and seen == ["closed"]
+    assert world.ask(Put(5, 1, "m", OTHER, [0, 1], 1000)).error == ""  # type: ignore[attr-defined]
     world.close()
 
 

@@ -82,19 +82,28 @@ class Lane:
             return f"{name} is draining"
         if text := self.not_open():
             return text
+        if kind == "write" and self._hung(kind) >= self._most_writes:
+            return f"{name} hangs: writes over their time hold its threads"
         if not self._breaker.admit(self._clock()):
             return f"{name} is left alone after failures: {self._error}"
         return ""
 
     def not_open(self) -> str:
-        """Return why no call can be made at all; empty: it can."""
+        """Return why no call can begin; empty: one can."""
+        name = self.spec.name
         if self._backend is None or self._closing:
-            return (
-                f"{self.spec.name} cannot be opened: {self._open_error}"
-                if self._open_error
-                else f"{self.spec.name} is opening"
-            )
-        return ""
+            return f"{name} cannot be opened: {self._open_error}" if self._open_error else f"{name} is opening"
+        return f"{name} hangs: calls over their time hold all its threads" if self._stuck else ""
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether each thread is in a call over its time. With fewer threads than `FAILURES` no breaker would open."""
+        return self._backend is not None and self._hung() >= self.width
+
+    def _hung(self, kind: Kind | None = None) -> int:
+        """Return the number of calls under way, of a kind, that are over their time."""
+        with self._ready:
+            return sum(task.over for task in self._active if kind in (None, task.kind))
 
     def submit(self, task: Task) -> None:
         """Queue a task. One that has no place ends at once."""
@@ -140,10 +149,11 @@ class Lane:
         if self._backend is None:
             state = "broken" if self._open_error else "opening"
         read, write = self._reads.quantiles(now), self._writes.quantiles(now)
+        breaker = "open" if self._stuck else self._breaker.state
         with self._ready:
             queue = sum(map(len, self._queues.values())) + len(self._active)
         return BackendFigures(
-            name=spec.name, state=state, breaker=self._breaker.state, error=self._open_error or self._error,
+            name=spec.name, state=state, breaker=breaker, error=self._open_error or self._error,
             used_bytes=self._usage.used_bytes, queue=queue, evicted=self._usage.evicted,
             read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1], **self._counts,
         )  # fmt: skip
