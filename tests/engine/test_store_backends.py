@@ -166,6 +166,44 @@ def test_a_full_disk_evicts_the_oldest(tmp_path: Path, monkeypatch: pytest.Monke
     backend.close()
 
 
+def test_files_that_are_no_objects_are_left_alone(tmp_path: Path) -> None:
+    """They were never written here: the quota and a clear are about objects alone."""
+    contract, keys = files(tmp_path), [f"0.0/ab/{number}" for number in range(3)]
+    backend = contract.open()
+    backend.write(keys[0], page_view(bytes(SIZE)))
+    backend.close()
+    part = tmp_path / "kv/0.0"
+    strange = [part / "ab/0/.nfs0001", part / "ab/0/1", part / "ab/0/0~", part / "ab/note", part / "note"]
+    for path in strange:
+        path.write_bytes(bytes(SIZE))
+        os.utime(path, (1, 1))
+    backend = contract.open(quota=2 * SIZE)
+    assert backend.usage().used_bytes == SIZE
+    for key in keys[1:]:
+        backend.write(key, page_view(bytes(SIZE)))
+    assert backend.find(keys) == [False, True, True] and backend.usage() == Usage(2 * SIZE, 1)
+    backend.delete(["0.0/ab/"])
+    assert backend.find(keys) == [False] * 3 and backend.usage().used_bytes == 0
+    assert all(path.exists() for path in strange)
+    backend.close()
+
+
+def test_a_write_that_fails_before_its_file_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = files(tmp_path).open(quota=2 * SIZE)
+    for number in range(2):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+
+    def evict(key: str, known: float) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(backend, "_evict", evict)
+    for _ in range(2):
+        with pytest.raises(PermissionError):
+            backend.write("0.0/ab/2", page_view(bytes(SIZE)))
+    assert backend.usage().used_bytes == 2 * SIZE
+    backend.close()
+
+
 def test_files_of_other_engines_count_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contract = files(tmp_path)
     first, second = contract.open(quota=2 * SIZE), contract.open()

@@ -84,15 +84,15 @@ class FilesBackend(Backend):
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
         if time.monotonic() - self._scanned > SCAN_S:
             self._scan()
-        self._reserve(key, len(data))
         try:
+            self._reserve(key, len(data))
             try:
                 self._put(key, data)
             except OSError as error:
                 if error.errno != errno.ENOSPC or not self._shrink(key, len(data)):
                     raise
                 self._put(key, data)
-        except OSError:
+        except BaseException:
             self._forget(key)
             raise
         with self._lock:
@@ -118,10 +118,21 @@ class FilesBackend(Backend):
     # --- files ----------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> Path:
+        return self._folder / self._place(key)
+
+    def _place(self, key: str) -> str:
+        """Return the path of an object in the folder."""
         folder, _, name = key.rpartition("/")
         if not folder or any(part.startswith(".") or not part for part in key.split("/")):
             raise BackendError(f"{key!r} is no key")
-        return self._folder / folder / name[-2:] / name
+        return f"{folder}/{name[-2:]}/{name}"
+
+    def _has_place(self, key: str, place: str) -> bool:
+        """Return whether an object is at `place`, and no file of another program as `.nfs0001` of NFS."""
+        try:
+            return self._place(key) == place
+        except BackendError:
+            return False
 
     def _put(self, key: str, data: memoryview) -> None:
         """Write a draft and rename it. Raises OSError."""
@@ -162,7 +173,7 @@ class FilesBackend(Backend):
         return [key for key, _ in self._list(self._folder / prefix, prefix.rstrip("/"))]
 
     def _list(self, folder: Path, key: str) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield key and status of the files below `folder`, whose key is `key`."""
+        """Yield key and status of the objects below `folder`, whose key is `key`. Strange files are left alone."""
         try:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +182,9 @@ class FilesBackend(Backend):
             # Files of another process come and go meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
-                    yield f"{key.rpartition('/')[0]}/{entry.name}", entry.stat(follow_symlinks=False)
+                    own = f"{key.rpartition('/')[0]}/{entry.name}"
+                    if self._has_place(own, f"{key}/{entry.name}"):
+                        yield own, entry.stat(follow_symlinks=False)
                 elif entry.is_dir(follow_symlinks=False):
                     yield from self._list(Path(entry.path), f"{key}/{entry.name}")
 
