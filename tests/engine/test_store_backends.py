@@ -17,6 +17,7 @@ from ppengine.store.backends import files_backend
 from ppengine.store.backends.direct_io import can_direct
 from ppengine.store.backends.files_backend import FilesBackend
 from ppengine.store.backends.memory_backend import MemoryBackend
+from ppengine.store.lru_index import LruIndex
 from store_contract import LAYOUT, SIZE, Contract, page_view, read
 
 
@@ -163,6 +164,28 @@ def test_a_full_disk_evicts_the_oldest(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space left"):
         backend.write("0.0/ab/9", page_view(bytes(SIZE)))
     assert len(list((tmp_path / "kv/drafts").rglob("*"))) == 2, "no draft is left beside folder and lock"
+    backend.close()
+
+
+def test_a_smaller_quota_evicts_each_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many more objects than the quota has room for are looked at about once each."""
+    contract, looks, oldest = files(tmp_path), 0, LruIndex.oldest
+    backend = contract.open()
+    for number in range(300):
+        backend.write(f"0.0/ab/{number}", memoryview(bytes(10)))
+    backend.close()
+
+    def note(index: LruIndex, *arguments: int) -> list[str]:
+        nonlocal looks
+        chosen = oldest(index, *arguments)
+        looks += len(chosen)
+        return chosen
+
+    monkeypatch.setattr(LruIndex, "oldest", note)
+    backend = contract.open(quota=50)
+    backend.write("0.0/ab/300", memoryview(bytes(10)))
+    assert backend.find([f"0.0/ab/{number}" for number in range(295, 301)]) == [False, *[True] * 5]
+    assert backend.usage() == Usage(50, 296) and looks == 296
     backend.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 
 class LruIndex:
@@ -50,11 +51,11 @@ class LruIndex:
         """Return the keys that begin with `prefix`."""
         return [key for key in self._sizes if key.startswith(prefix)]
 
-    def oldest(self, need: int, quota: int) -> list[str]:
-        """Return the keys whose removal makes room for `need` bytes within `quota`."""
+    def oldest(self, need: int, quota: int, most: int | None = None) -> list[str]:
+        """Return the keys whose removal makes room for `need` bytes within `quota`; at most the first `most`."""
         chosen: list[str] = []
         over = self.used_bytes + need - quota
-        for key, size in self._sizes.items():
+        for key, size in islice(self._sizes.items(), most):
             if over <= 0:
                 break
             chosen.append(key)

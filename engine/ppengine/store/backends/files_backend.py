@@ -28,6 +28,8 @@ SCAN_S = 60.0
 """Seconds after which the files are listed again, for those of other engines."""
 TOUCH_S = 60.0
 """Seconds within which further reads of a file do not change its time."""
+EVICT_MOST = 64
+"""Objects that are chosen at once. Few, so that uses meanwhile still count."""
 DRAFTS = "drafts"
 
 
@@ -156,13 +158,8 @@ class FilesBackend(Backend):
         with self._lock:
             chosen = [each for each in self._index.oldest(size, self._index.used_bytes) if each != key]
         for each in chosen:
-            self._remove(each)
-            self._note_evicted()
+            self._remove(each, evicts=True)
         return bool(chosen)
-
-    def _note_evicted(self) -> None:
-        with self._lock:
-            self._evicted += 1
 
     def _make_folders(self, folder: Path) -> None:
         if folder != self._folder:
@@ -214,14 +211,14 @@ class FilesBackend(Backend):
         with self._lock:
             self._index.put(key, size)
             self._times[key] = time.time()
-        # Each turn evicts an object, or finds that another engine has used it.
+        # Each turn evicts objects, or finds that another engine has used them.
         for _ in range(len(self._index)):
             with self._lock:
-                chosen = self._index.oldest(0, self._quota)[:1]
-                known = self._times.get(chosen[0], 0.0) if chosen else 0.0
+                chosen = {old: self._times.get(old, 0.0) for old in self._index.oldest(0, self._quota, EVICT_MOST)}
             if not chosen:
                 return
-            self._evict(chosen[0], known)
+            for old, known in chosen.items():
+                self._evict(old, known)
 
     def _evict(self, key: str, known: float) -> None:
         """Delete an object for the quota, unless another engine has used it since the time that is `known` here."""
@@ -232,12 +229,15 @@ class FilesBackend(Backend):
                     self._index.touch(key)
                     self._times[key] = used
                 return
-        self._remove(key)
-        self._note_evicted()
+        self._remove(key, evicts=True)
 
-    def _remove(self, key: str) -> None:
+    def _remove(self, key: str, *, evicts: bool = False) -> None:
         self._path(key).unlink(missing_ok=True)
-        self._forget(key)
+        with self._lock:
+            # Another thread may have chosen it, too.
+            self._evicted += evicts and key in self._index
+            self._index.remove(key)
+            self._times.pop(key, None)
 
     def _forget(self, key: str) -> None:
         with self._lock:
