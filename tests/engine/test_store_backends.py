@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,26 @@ def test_a_full_disk_evicts_the_oldest(tmp_path: Path, monkeypatch: pytest.Monke
         backend.write("0.0/ab/9", page_view(bytes(SIZE)))
     assert len(list((tmp_path / "kv/drafts").rglob("*"))) == 2, "no draft is left beside folder and lock"
     backend.close()
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_a_folder_that_was_emptied_is_written_again(tmp_path: Path, all_of_it: bool) -> None:
+    contract = files(tmp_path)
+    backend, other = contract.open(), contract.open()
+    for number in range(2):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    for path in [tmp_path / "kv"] if all_of_it else list((tmp_path / "kv").iterdir()):
+        shutil.rmtree(path)
+    for number in range(2, 4):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    other.write("0.0/ab/4", page_view(bytes(SIZE)))
+    assert backend.find([f"0.0/ab/{number}" for number in range(5)]) == [False, False, True, True, True]
+    assert backend.usage().used_bytes == 2 * SIZE, "those that were removed count no longer"
+    assert len(list((tmp_path / "kv/drafts").iterdir())) == 2, "each has a folder of its own"
+    assert (tmp_path / "kv").stat().st_mode & 0o077 == 0
+    backend.close()
+    other.close()
+    assert list((tmp_path / "kv/drafts").iterdir()) == []
 
 
 def test_a_smaller_quota_evicts_each_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

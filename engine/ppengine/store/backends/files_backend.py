@@ -45,17 +45,14 @@ class FilesBackend(Backend):
         self._scanning = threading.Lock()
         self._evicted = 0
         self._drafts: DraftFolder | None = None
+        self._draft_lock = threading.Lock()
 
     @override
     def open(self, config: BackendOptions, layout: Layout) -> None:
         self._folder, self._quota, self._parts = Path(config.url), config.quota_bytes, layout.parts
         if not self._folder.is_absolute():
             raise BackendError(f"url is {config.url!r}; it must be the absolute path of a folder")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = self._folder.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            text = f"{self._folder} has mode {found.st_mode & 0o777:o} and owner {found.st_uid}"
-            raise BackendError(f"{text}; it must be yours alone: chmod 700")
+        self._make_root()
         if removed := sweep(self._folder / DRAFTS):
             log.info("%s: removed the drafts of %d stores that were killed", config.name, removed)
         self._drafts = DraftFolder(self._folder / DRAFTS)
@@ -119,6 +116,14 @@ class FilesBackend(Backend):
 
     # --- files ----------------------------------------------------------------------------------------------
 
+    def _make_root(self) -> None:
+        """Make the folder if it is missing. Raises BackendError for one of others."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = self._folder.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            text = f"{self._folder} has mode {found.st_mode & 0o777:o} and owner {found.st_uid}"
+            raise BackendError(f"{text}; it must be yours alone: chmod 700")
+
     def _path(self, key: str) -> Path:
         return self._folder / self._place(key)
 
@@ -137,9 +142,30 @@ class FilesBackend(Backend):
             return False
 
     def _put(self, key: str, data: memoryview) -> None:
-        """Write a draft and rename it. Raises OSError."""
-        assert self._drafts is not None, "it is open"
-        draft, path = self._drafts.draft(), self._path(key)
+        """Write an object, also after someone has emptied the folder. Raises OSError."""
+        drafts = self._drafts
+        assert drafts is not None, "it is open"
+        try:
+            self._put_draft(drafts, key, data)
+        except FileNotFoundError:
+            self._put_draft(self._replace_drafts(drafts), key, data)
+
+    def _replace_drafts(self, gone: DraftFolder) -> DraftFolder:
+        """Make the folder of drafts again, unless another thread has."""
+        with self._draft_lock:
+            if self._drafts is gone and not gone.path.exists():
+                log.warning("%s: its folder of drafts was removed", self._folder)
+                self._make_root()
+                self._drafts = DraftFolder(self._folder / DRAFTS)
+                gone.close()
+                # Objects may be gone, too.
+                self._scanned = -SCAN_S
+            assert self._drafts is not None, "it is open"
+            return self._drafts
+
+    def _put_draft(self, drafts: DraftFolder, key: str, data: memoryview) -> None:
+        """Write a draft and rename it. Raises OSError, FileNotFoundError for a folder that is no more."""
+        draft, path = drafts.draft(), self._path(key)
         try:
             write_file(draft, data, direct=self._direct)
             # The kernel's own times are as coarse as its ticks.
