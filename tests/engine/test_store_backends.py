@@ -100,6 +100,9 @@ def test_a_made_folder_is_of_its_user_alone(tmp_path: Path) -> None:
 def test_a_relative_folder_and_strange_keys_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="absolute path"):
         Contract(FilesBackend, "kv").open()
+    with pytest.raises(BackendError, match="absolute path") as caught:
+        Contract(FilesBackend, "redis://:se0cret@host").open()
+    assert "se0cret" not in str(caught.value)
     backend = files(tmp_path).open()
     for key in ("../x", "a/../b", "a//b", "/a/b", "name", "a/.b"):
         with pytest.raises(BackendError, match="is no key"):

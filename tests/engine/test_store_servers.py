@@ -163,8 +163,25 @@ def _answers(backend: Backend) -> bool:
 
 @pytest.mark.parametrize("url", ["ftp://host", "nothing"])
 def test_a_wrong_url_of_valkey_is_named(url: str) -> None:
-    with pytest.raises(BackendError, match=r"url: .* must specify one of the following schemes"):
+    with pytest.raises(BackendError, match=r"it must be redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"):
         Contract(lambda: make_backend("valkey"), url).open()
+
+
+# Without an escape, redis-py's errors and its address have the password up to the sign.
+@pytest.mark.parametrize("sign", ["/", "?", "#", "?a=", "/?", "\u2100"])
+@pytest.mark.parametrize(
+    "form", ["redis://:{}@127.0.0.1:9", "rediss://user:{}@127.0.0.1:9/0", "redis://{}@127.0.0.1:9"]
+)
+def test_no_piece_of_a_password_is_in_an_error_of_valkey(form: str, sign: str) -> None:
+    for first in ("se0cret", "90210"):
+        with pytest.raises(BackendError, match="it must be redis://HOST:PORT/DB") as caught:
+            Contract(lambda: make_backend("valkey"), form.format(f"{first}{sign}tail")).open()
+        assert first not in str(caught.value) and "tail" not in str(caught.value)
+
+
+def test_a_socket_file_may_have_any_name(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "s@1").symlink_to(server.socket)
+    Contract(lambda: make_backend("valkey"), f"unix://{tmp_path}/s@1").open().close()
 
 
 def test_s3_objects(s3: Contract) -> None:
@@ -203,6 +220,23 @@ def test_s3_objects_outlive_the_process(s3: Contract) -> None:
 def test_a_wrong_url_of_s3_is_named(url: str) -> None:
     with pytest.raises(BackendError, match="it must be s3://BUCKET/PREFIX"):
         Contract(lambda: make_backend("s3"), url).open()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/p?endpoint=http://h&secret_access_key=se0cret",
+        "s3://id:se0cret@bucket/p",
+        "s3://bucket/p?endpoint=http://id:se0cret@127.0.0.1:9",
+        "s3://id:[se0cret]@bucket/p",
+        "http://bucket/?se0cret",
+        "se0cret",
+    ],
+)
+def test_no_secret_is_in_an_error_of_s3(url: str) -> None:
+    with pytest.raises(BackendError, match="it must be s3://BUCKET/PREFIX") as caught:
+        Contract(lambda: make_backend("s3"), url).open()
+    assert "se0cret" not in str(caught.value)
 
 
 def test_a_server_that_is_not_there_fails_soon() -> None:

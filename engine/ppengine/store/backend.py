@@ -5,6 +5,7 @@ The store process has the threads, deadlines, checksums and figures. A backend o
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ PAGE = 4096
 """Alignment of buffers and of a shard's length, in bytes."""
 
 
+_SERVER = re.compile(r"\A([a-zA-Z][a-zA-Z0-9+.-]*://)([^/?#@:]*)")
+
+
 class BackendError(Exception):
-    """A backend cannot do something. One line, for the operator."""
+    """A backend cannot do something. One line without secrets, for the operator."""
+
+
+def server_of(url: str) -> str:
+    """Return scheme and host of a url, for errors: the rest may be secret, and before an `@` all of it."""
+    found = _SERVER.match(url)
+    if found is None:
+        return "a text without a scheme"
+    return found[1] + ("..." if "@" in url else found[2])
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class FilesBackend(Backend):
     def open(self, config: BackendOptions, layout: Layout) -> None:
         self._folder, self._quota, self._parts = Path(config.url), config.quota_bytes, layout.parts
         if not self._folder.is_absolute():
-            raise BackendError(f"url is {config.url!r}; it must be the absolute path of a folder")
+            raise BackendError("url must be the absolute path of a folder")
         self._make_root()
         if removed := sweep(self._folder / DRAFTS):
             log.info("%s: removed the drafts of %d stores that were killed", config.name, removed)

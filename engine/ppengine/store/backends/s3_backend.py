@@ -19,7 +19,7 @@ from obstore.exceptions import NotFoundError
 from obstore.store import S3Store
 from typing_extensions import override
 
-from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
+from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage, server_of
 from ppengine.store.lru_index import LruIndex
 
 if TYPE_CHECKING:
@@ -47,17 +47,13 @@ class S3Backend(Backend):
     @override
     def open(self, config: BackendOptions, layout: Layout) -> None:
         self._quota, self._parts = config.quota_bytes, layout.parts
-        url = urlsplit(config.url)
-        options = {name: values[-1] for name, values in parse_qs(url.query).items()}
-        if url.scheme != "s3" or not url.hostname or set(options) - _OPTIONS:
-            form = "s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME"
-            raise BackendError(f"url is {config.url!r}; it must be {form}")
+        bucket, prefix, options = _parts(config.url)
         limit = timedelta(seconds=config.timeout_s)
         target: S3Config = {"region": options.get("region", "us-east-1")}
         if "endpoint" in options:
             target["endpoint"] = options["endpoint"]
         self._store = S3Store(
-            url.netloc, prefix=url.path.strip("/") or None, config=target,
+            bucket, prefix=prefix or None, config=target,
             client_options={"timeout": limit, "connect_timeout": limit, "allow_http": True},
             retry_config={"max_retries": 0, "retry_timeout": limit},
         )  # fmt: skip
@@ -152,3 +148,18 @@ class S3Backend(Backend):
             known = [name for name in self._index.keys if name in found]
             strange = sorted(set(found) - set(known), key=lambda name: found[name][1])
             self._index.replace((name, found[name][0]) for name in (*strange, *known))
+
+
+def _parts(text: str) -> tuple[str, str, dict[str, str]]:
+    """Return bucket, prefix and options of a url. Raises BackendError, without what may be a secret."""
+    try:
+        url = urlsplit(text)
+        options = {name: values[-1] for name, values in parse_qs(url.query).items()}
+    except ValueError:
+        url, options = urlsplit(""), {}
+    # The client's errors would show the name and password of a server.
+    known = set(options) <= _OPTIONS and "@" not in url.netloc + options.get("endpoint", "")
+    if url.scheme != "s3" or not url.netloc or not known:
+        form = "s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME"
+        raise BackendError(f"url begins with {server_of(text)}; it must be {form}, without keys or other options")
+    return url.netloc, url.path.strip("/"), options

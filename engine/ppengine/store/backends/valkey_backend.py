@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -16,7 +17,7 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 from typing_extensions import override
 
-from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
+from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage, server_of
 
 PREFIX = "ppkv:"
 READ_BYTES = 2**20
@@ -62,15 +63,18 @@ class ValkeyBackend(Backend):
     def open(self, config: BackendOptions, layout: Layout) -> None:
         self._quota, self._parts = config.quota_bytes, layout.parts
         try:
+            _check(config.url)
             self._client = Redis.from_url(
                 config.url, socket_timeout=config.timeout_s, socket_connect_timeout=config.timeout_s,
                 retry=Retry(NoBackoff(), 0), protocol=2, socket_read_size=READ_BYTES,
                 # hiredis would copy a shard into the command.
                 command_packer=PythonRespSerializer(CUT_BYTES, _encode),
             )  # fmt: skip
-        except ValueError as error:
-            # Without the url, which may have a password.
-            raise BackendError(f"url: {error}") from None
+        except ValueError:
+            # Its text may have a piece of a password.
+            form = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"
+            escapes = "in a password, each of / # ? @ : % is written as %2F, %23, %3F, %40, %3A, %25"
+            raise BackendError(f"url begins with {server_of(config.url)}; it must be {form}; {escapes}") from None
         self._client.ping()
         self._write = self._client.register_script(_WRITE)
         self._delete = self._client.register_script(_DELETE)
@@ -150,6 +154,13 @@ class ValkeyBackend(Backend):
                 if not chosen:
                     break
                 self._evicted += self._remove(chosen)
+
+
+def _check(url: str) -> None:
+    """Raise ValueError for an `@` behind the server: a password that is cut there would be taken for host and port."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and "@" in parts.path + parts.query + parts.fragment:
+        raise ValueError
 
 
 def _books(key: str) -> tuple[str, str, str, str]:
