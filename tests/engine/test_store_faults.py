@@ -44,6 +44,13 @@ def test_a_marker_of_another_shape_is_deleted(world: World) -> None:
     assert world.ask(Find(3, [KEY], 100)) == Found(3, [])
 
 
+def test_a_marker_whose_checksum_is_no_name_is_deleted(world: World) -> None:
+    world.ask(Mark(1, "m", KEY, marker([b"a" * 16, b"b" * 300]), 100))
+    answer = world.ask(Find(2, [KEY], 100))
+    assert isinstance(answer, Found) and answer.chunks == [] and "another length" in answer.error
+    assert world.ask(Find(3, [KEY], 100)) == Found(3, [])
+
+
 def test_a_call_that_hangs_ends_at_the_deadline_and_writes_no_slot_later() -> None:
     backend = FakeBackend()
     world = World(lambda kind: backend).ready(spec(timeout_ms=60_000))

@@ -20,6 +20,7 @@ from ppengine.protocol.store_messages import (
     Put,
     Stored,
     UseBackends,
+    UseNamespace,
 )
 from ppengine.protocol.store_messages import (
     Test as Trial,
@@ -64,6 +65,33 @@ def test_a_chunk_is_found_after_its_marker(world: World) -> None:
     world.store.take(Delete("m", [KEY]))
     world.work()
     assert world.ask(Find(5, [KEY], 100)) == Found(5, [])
+
+
+def test_engines_that_differ_in_low_bits_keep_their_own_shards() -> None:
+    """A marker that one has read stays good after the other has written, and a delete takes none of the other."""
+    backend = FakeBackend()
+    worlds = [World(lambda kind: backend).ready() for _ in range(2)]
+    stored = [put(world) for world in worlds]
+    assert stored[0].sum != stored[1].sum and len(backend.objects) == 2
+    first = [world.ask(fetch(2, [KEY], [[4, 5]], [each.sum])) for world, each in zip(worlds, stored, strict=True)]
+    assert [(each.good, each.corrupt) for each in first] == [(1, False)] * 2  # type: ignore[attr-defined]
+    assert worlds[0].pool.read(4) == worlds[0].pool.read(0)
+    for _ in range(2):
+        worlds[0].store.take(Delete("m", [KEY]))
+        worlds[0].work()
+    assert worlds[0].ask(fetch(3, [KEY], [[4, 5]], [stored[0].sum])).good == 0  # type: ignore[attr-defined]
+    assert worlds[1].ask(fetch(3, [KEY], [[4, 5]], [stored[1].sum])).good == 1  # type: ignore[attr-defined]
+    worlds[1].store.take(UseNamespace(b"z" * 16))
+    worlds[1].store.take(Delete("m", [KEY]))
+    worlds[1].work()
+    assert len(backend.objects) == 1, "it is of the older namespace"
+    # One that has only read a chunk deletes it, too, as it may be corrupt.
+    worlds[0].ask(fetch(4, [KEY], [[4, 5]], [stored[1].sum]))
+    worlds[0].store.take(Delete("m", [KEY]))
+    worlds[0].work()
+    assert backend.objects == {}
+    for world in worlds:
+        world.close()
 
 
 def test_a_find_takes_the_first_backend_that_has_a_chunk() -> None:

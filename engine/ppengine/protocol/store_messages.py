@@ -102,7 +102,10 @@ class Mark(msgspec.Struct, tag="mark", array_like=True):
 
 
 class Delete(msgspec.Struct, tag="delete", array_like=True):
-    """Delete the marker (place (0, 0)) and this place's shard of chunks. It is no job and has no answer."""
+    """Delete the marker (place (0, 0)) and the shard of chunks that this place has read or written last.
+
+    Shards that another engine wrote under the same key, with other checksums, stay. It is no job and has no answer.
+    """
 
     backend: str
     keys: list[bytes]

@@ -6,12 +6,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ppengine.protocol.place import Place
 from ppengine.store.backend import Layout
+from ppengine.store.shard_names import ShardNames
 
 MARKERS = "marker"
 """First component of the keys of markers."""
@@ -28,6 +29,7 @@ class Home:
     """Hands a function over to the loop, from any thread."""
     done: Callable[[Job], None]
     """Takes a job that can be answered, on the loop."""
+    names: ShardNames = field(default_factory=ShardNames)
 
     @property
     def leads(self) -> bool:
@@ -44,9 +46,13 @@ class Home:
         """The keys that this store writes."""
         return Layout((self.part, MARKERS) if self.leads else (self.part,))
 
-    def shard_key(self, namespace: bytes, key: bytes) -> str:
-        """Return the name of this place's shard of a chunk."""
-        return f"{self.part}/{namespace.hex()}/{key.hex()}"
+    def shard_key(self, namespace: bytes, key: bytes, checksum: bytes) -> str:
+        """Return the name of this place's shard of a chunk.
+
+        Engines that compute the same tokens may differ in low bits. Each has shards of its own by the checksum, and
+        the marker is about those of one engine.
+        """
+        return f"{self.part}/{namespace.hex()}/{key.hex()}-{checksum.hex()}"
 
 
 def marker_key(namespace: bytes, key: bytes) -> str:

@@ -18,6 +18,7 @@ from ppengine.store.backend import PAGE
 
 VERSION = 1
 HEADER_BYTES = 64
+SUM_BYTES = 16
 _SHARD = struct.Struct("<8sHHHxxIxxxxQ16s16s")
 _SHARD_MAGIC = b"PPKVSHRD"
 _MARKER = struct.Struct("<8sHxxI16s")
@@ -105,6 +106,9 @@ def unpack_marker(data: memoryview, length: int, places: int) -> Marker:
         raise CorruptError(f"the marker is none: {error}") from None
     if len(marker.lengths) != places or len(marker.sums) != places or marker.blocks < 1:
         raise CorruptError(f"the marker has {len(marker.sums)} places, the engine {places}")
+    # They become names of objects.
+    if any(len(checksum) != SUM_BYTES for checksum in marker.sums):
+        raise CorruptError("the marker has a checksum of another length")
     return marker
 
 

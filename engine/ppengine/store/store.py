@@ -82,6 +82,8 @@ class Store:
             self._end_pool_jobs("the pool is being replaced")
             self._swap_pool()
         elif isinstance(message, UseNamespace):
+            if message.namespace != self._namespace:
+                self._home.names.clear()
             self._namespace = message.namespace
         elif isinstance(message, UseBackends):
             self._use(message.backends)
@@ -221,7 +223,7 @@ class Store:
         lane = self._lanes.get(message.backend)
         if lane is None or self._namespace is None:
             return
-        names = [self._home.shard_key(self._namespace, key) for key in message.keys]
+        names = self._home.names.take(message.backend, message.keys)
         if self._home.leads:
             names = [*(marker_key(self._namespace, key) for key in message.keys), *names]
 

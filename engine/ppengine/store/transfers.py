@@ -25,6 +25,10 @@ class FetchJob(Job):
     def __init__(self, home: Home, lane: Lane, pool: SlotPool, namespace: bytes, message: Fetch) -> None:
         super().__init__(home, message.job, message.deadline_ms / 1000, uses_pool=True)
         self._lane, self._pool, self._namespace, self._message = lane, pool, namespace, message
+        shards = zip(message.keys, message.sums, strict=True)
+        self._names = [home.shard_key(namespace, key, checksum) for key, checksum in shards]
+        for key, name in zip(message.keys, self._names, strict=True):
+            home.names.note(message.backend, key, name)
         self._next = 0
         self._open = 0
         self._whole: set[int] = set()
@@ -64,7 +68,7 @@ class FetchJob(Job):
         key, slots = self._message.keys[index], self._message.slots[index]
         label = ShardLabel(self._namespace, key, self._home.place, len(slots), self._pool.slot_bytes)
         view = bounce.view(label.object_bytes)
-        length = backend.read(self._home.shard_key(self._namespace, key), view)
+        length = backend.read(self._names[index], view)
         check(view, length, label, self._message.sums[index])
         with self.copying() as held:
             if not held:
@@ -107,6 +111,8 @@ class PutJob(Job):
                 raise UnwantedError
             self._pool.take(slots, view[HEADER_BYTES:])
         checksum = seal(view, label)
-        backend.write(self._home.shard_key(self._namespace, key), view)
+        name = self._home.shard_key(self._namespace, key, checksum)
+        self._home.names.note(self._message.backend, key, name)
+        backend.write(name, view)
         self._stored = label.object_bytes, checksum
         return label.object_bytes
