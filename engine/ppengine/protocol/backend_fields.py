@@ -24,11 +24,15 @@ TimeoutMs = Annotated[int, Meta(ge=1, le=600_000)]
 WritePolicy = Literal["always", "reused", "evicted"]
 
 _USER = re.compile(r"\A([a-zA-Z][a-zA-Z0-9+.-]*://)([^?#]*)@", re.DOTALL)
+_CUT = re.compile(r"\A([a-zA-Z][a-zA-Z0-9+.-]*://)[^?#]*[?#].*@", re.DOTALL)
+"""A password with such a sign, which a reader of URLs takes for the end of the server, or one within an option."""
 _SECRET = re.compile(r"(?i)pass|secret|token|key|credential|signature|\bsig\b|auth")
 
 
 def without_secrets(url: str) -> str:
     """Return a place without its password, and without options in whose names a secret is suspected."""
+    if found := _CUT.match(url):
+        return f"{found[1]}..."
     if found := _USER.match(url):
         user = found[2].partition(":")[0]
         url = f"{found[1]}{user}{'@' if user else ''}{url[found.end() :]}"
