@@ -2,7 +2,7 @@
 
 import pytest
 from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import Fetch, Find, Mark, Put, StoreReady
+from ppengine.protocol.store_messages import Fetch, Find, Mark, Put, Stored, StoreReady, Weights
 from ppengine.protocol.verbs import Abort
 from tier_world import CHUNK, Disk, TierWorld
 
@@ -314,6 +314,46 @@ def test_a_put_that_fails_leaves_no_marker():
     assert not world.disk.markers and not world.disk.shards
     assert world.engine.reporter.build().tiers.dropped_total == 3
     assert not world.cache._pins
+
+
+def test_a_put_whose_stages_have_left_the_generation_gets_no_marker():
+    """Its slots may have been emptied before they were read."""
+    world = TierWorld()
+    world.submit(PROMPT, max_tokens=1)
+    world.answer_all(Find)
+    world.now += 0.1
+    world.run()
+    world.answer_all(Find)
+    puts = [(store, number, store.jobs[number]) for store, number in world.jobs(Put)]
+    assert puts
+    world.lose_stage()
+    for store, number, put in puts:
+        store.jobs.pop(number, None)
+        store.say(Stored(*store.place, put.job, 99, b"sum", 1.0))
+    world.run()
+    assert not world.jobs(Mark) and not world.disk.markers
+    assert not world.cache._pins
+
+
+def test_weights_that_change_while_the_engine_runs_stop_the_backends():
+    world = TierWorld()
+    world.stores[A].say(Weights(b"other"))
+    world.fill(PROMPT)
+    assert not world.disk.markers
+    assert "the weight files were changed" in world.engine.reporter.build().tiers.why_not_ready
+    world.stores[A].say(Weights(b"", "weights cannot be read"))
+    assert "the weight files were changed" in world.engine.reporter.build().tiers.why_not_ready
+    world.stores[A].say(Weights(b"w"))
+    assert not world.engine.reporter.build().tiers.why_not_ready
+    world.fill(PROMPT)
+    assert len(world.disk.markers) == 3
+
+
+def test_a_prompt_whose_positions_are_scored_is_not_looked_for():
+    world = TierWorld(disk=filled())
+    world.submit(PROMPT, name="r", max_tokens=1, prompt_logprobs=1)
+    world.run()
+    assert not world.jobs(Fetch) and world.scheduler.blocks.copies.totals.computed == len(PROMPT)
 
 
 def test_nothing_is_asked_before_the_weights_are_known():

@@ -66,6 +66,10 @@ class ChunkWriter:
     _members: OrderedDict[bytes, Chunk] = field(init=False, default_factory=OrderedDict)
     """Chunks by the digests of their blocks, for backends that get evicted ones."""
     _open: set[Name] = field(init=False, default_factory=set)
+    _whole: list[tuple[Name, float, Marker]] = field(init=False, default_factory=list)
+    """Chunks whose shards are all written, with the seconds for the marker, until the next turn."""
+    _pools: OpenPools | None = field(init=False, default=None)
+    """Slots of the newest turn; None: they serve no longer."""
     _look_at: float = field(init=False, default=0.0)
 
     # --- uses -----------------------------------------------------------------------------------------------
@@ -113,7 +117,12 @@ class ChunkWriter:
     # --- puts -----------------------------------------------------------------------------------------------
 
     def advance(self, pools: OpenPools) -> None:
-        """Begin puts of candidates whose blocks are in slots, and of chunks that are about to be evicted."""
+        """Have markers written, begin puts of candidates whose blocks are in slots, and rescue those that go."""
+        self._pools = pools
+        # Not before a turn: only now it is sure that no stage has left the generation of the slots that were read.
+        whole, self._whole = self._whole, []
+        for name, seconds, marker in whole:
+            self._mark(pools, name, seconds, marker)
         now = self._clock()
         if now < self._look_at:
             return
@@ -121,6 +130,13 @@ class ChunkWriter:
         self._look(pools, now)
         if self._members:
             self._rescue(pools)
+
+    def stop(self, pools: OpenPools) -> None:
+        """Forget all puts: the stages leave the generation, and slots that are read now may be empty."""
+        self._pools = None
+        whole, self._whole = self._whole, []
+        for name, _, _ in whole:
+            self._fail(pools, name)
 
     def _room(self, pools: OpenPools) -> bool:
         most = max(1, int(pools.scheduler.blocks.host.size * SHARE) // pools.chunk_blocks)
@@ -173,7 +189,7 @@ class ChunkWriter:
 
     def _asked(self, pools: OpenPools, backend: Backend, chunk: Chunk, job: Job) -> None:
         name, answer = (backend.name, chunk.key), job.answers.get(FIRST)
-        if not isinstance(answer, Found) or answer.error:
+        if not isinstance(answer, Found) or answer.error or pools is not self._pools:
             self._open.discard(name)
             self.dropped_total += 1
             return
@@ -203,13 +219,16 @@ class ChunkWriter:
             )
 
     def _stored(self, pools: OpenPools, name: Name, seconds: float, job: Job) -> None:
-        """Have the marker written if all stores have written their shard."""
+        """Note a chunk of which all stores have written their shard."""
         answers = [job.answers.get(place) for place in pools.places]
         shards = [one for one in answers if isinstance(one, Stored) and not one.error]
-        if job.why or len(shards) < len(pools.places):
+        if job.why or len(shards) < len(pools.places) or pools is not self._pools:
             self._fail(pools, name)
             return
         marker = Marker([one.length for one in shards], [one.sum for one in shards], pools.chunk_blocks)
+        self._whole.append((name, seconds, marker))
+
+    def _mark(self, pools: OpenPools, name: Name, seconds: float, marker: Marker) -> None:
         marked = self._jobs.open([FIRST], seconds, partial(self._marked, pools, name, marker), backend=name[0])
         self._send(FIRST, Mark(marked.number, *name, marker, max(1, int(seconds * 1e3))))
 

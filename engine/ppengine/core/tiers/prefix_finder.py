@@ -61,6 +61,8 @@ class PrefixFinder:
 
     def consider(self, pools: OpenPools, request: Request) -> None:
         """Set a new request aside if its prompt has a chunk that may be in a backend."""
+        if request.scores_prompt:
+            return  # It computes all of its prompt.
         blocks = pools.scheduler.blocks
         digests = request.full_digests((request.num_tokens - 1) // blocks.block_size, blocks.block_size)
         chunks, usable = pools.chunks_of(digests), self._backends.readable()

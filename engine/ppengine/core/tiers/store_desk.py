@@ -83,11 +83,17 @@ class StoreDesk:
         self.links.update()
 
     def _take_weights(self, message: Weights) -> None:
-        if message.error and message.error != self.links.weights_error:
-            self._event("store.failed", f"no chunk is found or put: {message.error}")
-        if message.digest != self.links.weights:
-            self.known.clear()
-        self.links.weights, self.links.weights_error = message.digest, message.error
+        """Take the hash of the weight files. The first one counts: it is of the files that the stages have loaded."""
+        links, error = self.links, message.error
+        if not links.weights:
+            links.weights = message.digest
+        elif message.digest and message.digest != links.weights:
+            error = "the weight files were changed while the engine runs; restart it"
+        else:
+            error = links.weights_error if message.error else ""
+        if error and error != links.weights_error:
+            self._event("store.failed", f"no chunk is found or put: {error}")
+        links.weights_error = error
 
     def on_process(self, info: ProcessInfo) -> None:
         """Note the end of a store's process, as the supervisor reports it; other roles do not matter."""
@@ -195,6 +201,7 @@ class StoreDesk:
             self.finder.stop(pools, why)
             self.fetcher.stop(pools, why)
             self.kept.stop(pools)
+            self.writer.stop(pools)
 
     # --- backends -------------------------------------------------------------------------------------------
 

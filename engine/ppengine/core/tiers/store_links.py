@@ -119,6 +119,6 @@ class StoreLinks:
                 return f"{record.name} has not come"
             if not record.answers(now):
                 return f"{record.name} has not answered for {now - record.seen:.0f} s"
-        if not self.namespace:
+        if self.weights_error or not self.namespace:
             return self.weights_error or "the weight files are being hashed"
         return self.inherited.why
