@@ -31,6 +31,8 @@ from trace_receiver import TraceReceiver, values
 pytestmark = pytest.mark.long
 PROMPT, STEPS, MOST = "Once upon a time", 60, 6
 CHAT: list[Any] = [{"role": "user", "content": "Tell me a story."}]
+LASTING = 960
+"""Tokens of a stream that lasts for some seconds: more than the test needs on a slow machine."""
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
@@ -43,11 +45,11 @@ def receiver() -> Iterator[TraceReceiver]:
 @pytest.fixture(scope="module")
 def engine(receiver: TraceReceiver) -> Iterator[Served]:
     settings = [
-        "threads_per_stage=1", "model.dtype=float64", "model.max_model_len=512", "memory.device_mib=128",
+        "threads_per_stage=1", "model.dtype=float64", "model.max_model_len=1024", "memory.device_mib=128",
         "http.listen=127.0.0.1:0", "http.processes=2", f"http.most_open={MOST}", "console.publish_hz=20",
         f"http.otlp_traces_endpoint={receiver.endpoint}",
     ]  # fmt: skip
-    with Served(load_profile("tiny", settings)) as served:
+    with Served(load_profile("tiny", settings), step_s=0.002) as served:
         for _ in range(20):  # Either of the two processes answers.
             wait_until(lambda: call(served, "GET", "/ready")[0] == 200, "it is ready")
         yield served
@@ -306,7 +308,7 @@ def test_an_echoed_prompt_has_the_log_probabilities_of_transformers(engine: Serv
 
 def test_tokens_go_there_and_back(engine: Served) -> None:
     status, found, _ = call(engine, "POST", "/tokenize", {"prompt": PROMPT})
-    assert status == 200 and found["count"] == len(found["tokens"]) and found["max_model_len"] == 512
+    assert status == 200 and found["count"] == len(found["tokens"]) and found["max_model_len"] == 1024
     assert call(engine, "POST", "/detokenize", {"tokens": found["tokens"]})[1] == {"prompt": PROMPT}
     body = {"prompt": found["tokens"], "max_tokens": 4, "temperature": 0}
     by_ids = call(engine, "POST", "/v1/completions", body)[1]["choices"]
@@ -349,7 +351,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
 
 
 def test_the_console_sees_clients_by_key_and_route(engine: Served, client: openai.OpenAI) -> None:
-    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True, "user": "ann"})
+    sock = opened(engine, {"max_tokens": LASTING, "ignore_eos": True, "user": "ann"})
     client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=5, **GREEDY)
 
     async def seen() -> None:
@@ -431,7 +433,7 @@ def test_a_long_body_and_an_unknown_path_get_an_answer(engine: Served) -> None:
 
 
 def test_a_client_that_leaves_takes_its_request_along(engine: Served) -> None:
-    sock = opened(engine, {"max_tokens": 480, "ignore_eos": True})
+    sock = opened(engine, {"max_tokens": LASTING, "ignore_eos": True})
     assert live(engine) == 1
     sock.close()
     wait_until(lambda: live(engine) == 0, "its request is aborted")
@@ -463,7 +465,7 @@ def test_more_requests_than_the_process_takes_are_told_to_come_later(engine: Ser
 
 
 def test_a_key_is_limited_kicked_and_drained(engine: Served) -> None:
-    long = {"max_tokens": 480, "ignore_eos": True}
+    long = {"max_tokens": LASTING, "ignore_eos": True}
 
     def status() -> int:
         return call(engine, "POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0]
@@ -576,7 +578,7 @@ def test_a_trace_has_the_swaps_of_its_request(engine: Served, client: openai.Ope
 def test_a_client_that_leaves_has_a_trace(engine: Served, receiver: TraceReceiver) -> None:
     host, _, port = address(engine).partition(":")
     connection = HTTPConnection(host, int(port), timeout=30)
-    body = {"prompt": PROMPT, "stream": True, "max_tokens": 480, "ignore_eos": True}
+    body = {"prompt": PROMPT, "stream": True, "max_tokens": LASTING, "ignore_eos": True}
     connection.request("POST", "/v1/completions", json.dumps(body).encode(), traced("left"))
     assert connection.getresponse().read(1)
     connection.close()
