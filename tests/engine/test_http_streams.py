@@ -26,7 +26,9 @@ from ppengine.http.reply.reply_form import form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CompletionRequest, StreamOptions
 from ppengine.protocol.frames import encode
-from ppengine.protocol.offline import Follow, News, Piece
+from ppengine.protocol.offline import Added, Follow, News, Piece
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Submit
 
 
 class Words(AbsentTokenizer):
@@ -165,6 +167,34 @@ def test_a_link_goes_on_with_its_question_and_asks_again_after_a_gap(monkeypatch
     assert questions[-1].nonce != first.nonce and questions[-1].since == -1, "tokens are missing"
     link._read(encode(News(nonce=first.nonce, cursor=201, pieces=[])))
     assert len(questions) == 4, "an answer to the earlier question"
+
+
+async def test_times_are_awaited_only_of_requests_that_the_core_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(
+        front_link, "FrontSocket", lambda endpoint, take: SimpleNamespace(send=lambda data: sent.append(data))
+    )  # fmt: skip
+    traces: Any = SimpleNamespace(take=lambda *given: None)
+    link = front_link.FrontLink("x", "http0", lambda state: None, 1, traces)
+
+    def submit(name: str) -> asyncio.Task[tuple[Added, list[Followed]]]:
+        one = Submit(prompt_token_ids=[1], sampling=SamplingParams(n=2), request=name)
+        return asyncio.create_task(link.submit([one], "o", "c"))
+
+    early = submit("early")
+    await asyncio.sleep(0)
+    early.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await early
+    assert b"abort-many" in sent[-1] and not link._left and not link._following
+    late = submit("late")
+    await asyncio.sleep(0)
+    (nonce,) = link._answers
+    link._read(encode(Added(nonce=nonce, requests=["late"])))
+    link.leave((await late)[1])
+    for name, left in (("early", {"late": 2}), ("late", {"late": 1}), ("late", {})):
+        link._read(encode(News(nonce=0, cursor=1, pieces=[Piece(name, 0, 0, [], [], "abort")])))
+        assert link._left == left
 
 
 # --- connections ------------------------------------------------------------------------------------------------

@@ -116,8 +116,8 @@ class FrontLink:
     ) -> None:  # fmt: skip
         """`on_state` is called with each new state of the engine. `interval`: see `Followed`."""
         self._traces = traces
-        self._left = 0
-        """Samples that were left, and whose times have not come; 0 without traces."""
+        self._left: dict[str, int] = {}
+        """Samples whose times have not come, by request that was left; none without traces."""
         self._socket = FrontSocket(endpoint, self._read)
         self._session, self._on_state, self._interval = session, on_state, interval
         self._codec = Codec(FromFront)
@@ -176,7 +176,8 @@ class FrontLink:
         try:
             answer = await self._ask(message, message.nonce, Added)
         except BaseException:
-            self.leave(followed)
+            # The core may never take it, so no times are waited for.
+            self._abort(followed)
             raise
         if answer.error:
             for one in followed:
@@ -196,13 +197,18 @@ class FrontLink:
             self._send(report)
 
     def leave(self, followed: Iterable[Followed]) -> None:
-        """Abort those of the requests that have not ended, and read none any more."""
+        """Abort those of the requests that have not ended, and read none any more but their times."""
+        left = self._abort(followed)
+        if left and self._traces is not None:
+            self._left.update((one.request, one.samples) for one in left)
+            self._follow()
+
+    def _abort(self, followed: Iterable[Followed]) -> list[Followed]:
+        """Abort those of the requests that have not ended, and return them."""
         left = [one for one in followed if self._open.pop(one.request, None) is not None and one.samples]
         if left:
             self._send(AbortMany(session=self._session, requests=[one.request for one in left]))
-            if self._traces is not None:
-                self._left += sum(one.samples for one in left)
-                self._follow()
+        return left
 
     def end_sample(self, followed: Followed, sample: int) -> None:
         """End one continuation in the core, as its text has met a stop text; the others go on."""
@@ -237,7 +243,8 @@ class FrontLink:
             one = self._open.get(piece.request)
             if self._traces is not None and piece.finish_reason is not None:
                 self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
-                self._left = max(0, self._left - (one is None))
+                if (samples := self._left.pop(piece.request, 1)) > 1:
+                    self._left[piece.request] = samples - 1
             if one is None:
                 # Its client has left; the output goes with the last sample.
                 ended += [piece.request] if piece.finish_reason is not None else []
@@ -260,7 +267,7 @@ class FrontLink:
                 self._ask_for_news()
 
     def _fail(self, error: str) -> None:
-        failed, self._open, self._left = list(self._open.values()), {}, 0
+        failed, self._open, self._left = list(self._open.values()), {}, {}
         for one in failed:
             one.error = error
             # It wakes the reader.
