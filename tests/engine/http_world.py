@@ -63,6 +63,8 @@ class ScriptedLink:
     ended_samples: list[tuple[str, int]] = field(default_factory=list)
     forgets: bool = False
     """Leave out the log-probabilities of prompts, as a core that was restarted."""
+    backwards: bool = False
+    """Write the last sample first."""
     refusal: Added | None = None
     """Answer of the core to all requests."""
     state: StateAnswer = field(
@@ -79,7 +81,7 @@ class ScriptedLink:
         for one in submissions:
             count = one.sampling.n
             made = Followed(one.request or "", count, [0] * count)
-            for sample in range(count):
+            for sample in reversed(range(count)) if self.backwards else range(count):
                 self._write(made, sample, one)
             followed.append(made)
         return Added(nonce=0, requests=[one.request for one in followed]), followed

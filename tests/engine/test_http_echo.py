@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from http_world import ASK, world
+from ppengine.http import answer_fields as fields
+from ppengine.http import answer_forms, completion_answer, generation_response, service
+from ppengine.http.generation import Part
 
 PROMPT, TEXT = "Once upon a time", " there was"
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9}
@@ -86,3 +90,74 @@ async def test_log_probabilities_that_were_lost_are_an_error() -> None:
         status, answer = await one.post("/v1/completions", {**BODY, "echo": True, "logprobs": 1})
         assert status == 503 and "send it again" in answer["error"]["message"]
         assert (await one.post("/v1/completions", {**BODY, "echo": True}))[0] == 200
+
+
+async def test_choices_share_the_log_probabilities_of_their_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(
+        completion_answer, "prompt_tokens", lambda *given: made.append(given[2]) or answer_forms.prompt_tokens(*given)
+    )  # fmt: skip
+    async with world(TEXT) as one:
+        ids = one.model.tokenizer.encode(PROMPT)
+        body = {**BODY, "n": 3, "echo": True, "logprobs": 1, "prompt_logprobs": 2}
+        _, whole = await one.post("/v1/completions", body)
+        first, *others = whole["choices"]
+        assert made == [2], "once for all choices"
+        assert len(first["prompt_logprobs"]) == len(ids) < len(first["logprobs"]["tokens"])
+        for other in others:
+            assert {**other, "index": 0} == first
+
+
+async def test_too_many_log_probabilities_of_prompts_are_refused_by_their_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(TEXT) as one:
+        count = len(one.model.tokenizer.encode(PROMPT))
+        scored, echo = {**BODY, "prompt_logprobs": 1}, {**BODY, "echo": True, "logprobs": 1}
+        monkeypatch.setattr(service, "ANSWER_VALUES_MOST", count * 2 * 3)
+        for body, field in ((scored, "prompt_logprobs"), (echo, "logprobs")):
+            assert (await one.post("/v1/completions", {**body, "n": 3}))[0] == 200
+            for more in ({"n": 4}, {"prompt": [PROMPT] * 4}):
+                status, answer = await one.post("/v1/completions", {**body, **more})
+                assert (status, answer["error"]["param"]) == (400, field)
+        assert (await one.post("/v1/chat/completions", {"messages": ASK, "prompt_logprobs": 0, "n": 9}))[0] == 200
+        monkeypatch.setattr(service, "VALUES_MOST", count * 2 - 1)
+        for body, field in ((scored, "prompt_logprobs"), (echo, "logprobs")):
+            status, answer = await one.post("/v1/completions", body)
+            assert (status, answer["error"]["param"]) == (400, field)
+
+
+async def test_a_large_answer_is_encoded_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    whole = completion_answer.CompletionAnswer.whole
+
+    def noted(answer: completion_answer.CompletionAnswer, parts: list[list[Part]]) -> fields.Completion:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return whole(answer, parts)
+
+    monkeypatch.setattr(completion_answer.CompletionAnswer, "whole", noted)
+    async with world(TEXT) as one:
+        count = len(one.model.tokenizer.encode(PROMPT))
+        await one.post("/v1/completions", BODY)
+        monkeypatch.setattr(generation_response, "INLINE_SIZE", count)
+        _, made = await one.post("/v1/completions", {**BODY, "prompt_logprobs": 0})
+        assert made["choices"][0]["text"] == TEXT and threads == [True, False]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_come_before_the_first_wait_for_its_log_probabilities(stream: bool) -> None:
+    async with world(TEXT) as one:
+        one.model.backwards = True
+        body = {**BODY, "echo": True, "logprobs": 1, "n": 3}
+        found = [0] * 3
+        if stream:
+            for event in await one.events("/v1/completions", body):
+                (choice,) = event["choices"]
+                found[choice["index"]] += choice["logprobs"]["token_logprobs"].count(-1.5)
+        else:
+            status, whole = await one.post("/v1/completions", body)
+            assert status == 200
+            found = [choice["logprobs"]["token_logprobs"].count(-1.5) for choice in whole["choices"]]
+        assert found == [len(one.model.tokenizer.encode(PROMPT)) - 1] * 3
+        one.model.forgets = True
+        assert (await one.post("/v1/completions", body))[0] == 503

@@ -25,6 +25,10 @@ class CompletionAnswer(ChunkedAnswer):
         self._scored, self._prompt_alone = request.prompt_logprobs, request.prompt_alone
         self._prompts = _texts(request, generations, service) if request.echo else {}
         self._begun: set[int] = set()
+        self._echoes: dict[int, fields.CompletionLogprobs] = {}
+        """Log-probabilities of the prompts, by generation: its choices share them."""
+        self._tokens: dict[int, fields.PromptTokens] = {}
+        """The same in vLLM's form."""
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.Completion:
         """See `ChunkedAnswer`."""
@@ -57,18 +61,24 @@ class CompletionAnswer(ChunkedAnswer):
         if self._wanted is not None:
             logprobs = fields.CompletionLogprobs([], [], [], [])
             if self._prompts and begins:
-                self._add_prompt(logprobs, generation, self._wanted)
+                echo = self._echo(generation, self._wanted)
+                logprobs = fields.CompletionLogprobs(*(list(each) for each in msgspec.structs.astuple(echo)))
             self._add_output(logprobs, parts, len(prompt), self._wanted)
         choice = fields.CompletionChoice(
             index=number, text=(prompt if begins else "") + "".join(part.text for part in parts), logprobs=logprobs,
             finish_reason=reason,
         )  # fmt: skip
         if self._scored is not None:
-            choice.prompt_logprobs = prompt_tokens(generation, self._tokenizer, self._scored)
+            if id(generation) not in self._tokens:
+                self._tokens[id(generation)] = prompt_tokens(generation, self._tokenizer, self._scored)
+            choice.prompt_logprobs = self._tokens[id(generation)]
         return choice
 
-    def _add_prompt(self, made: fields.CompletionLogprobs, generation: Generation, wanted: int) -> None:
-        """Add the tokens of the prompt. The first has no log-probability: no token is before it."""
+    def _echo(self, generation: Generation, wanted: int) -> fields.CompletionLogprobs:
+        """Return the tokens of the prompt. The first has no log-probability: no token is before it."""
+        if id(generation) in self._echoes:
+            return self._echoes[id(generation)]
+        made = self._echoes[id(generation)] = fields.CompletionLogprobs([], [], [], [])
         known, place = generation.prompt_logprobs or [None] * len(generation.prompt_ids), 0
         for token, scores in zip(generation.prompt_ids, known, strict=True):
             text = self._tokenizer.token_text(token)
@@ -81,6 +91,7 @@ class CompletionAnswer(ChunkedAnswer):
                 best = {self._tokenizer.token_text(one): value for one, value in scores.top[:wanted]}
                 made.top_logprobs.append({text: scores.logprob} | best)
             place += 0 if self._tokenizer.is_silent(token) else len(text)
+        return made
 
     def _add_output(self, made: fields.CompletionLogprobs, parts: Sequence[Part], before: int, wanted: int) -> None:
         """Add the tokens of `parts`; `before`: characters of the prompt in front of the output."""

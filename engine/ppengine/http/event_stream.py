@@ -43,6 +43,10 @@ class Reading:
             one.followed.to(partial(self._piece, one))
 
     def _piece(self, generation: Generation, piece: Piece) -> None:
+        for each in generation.ready(piece):
+            self._take_piece(generation, each)
+
+    def _take_piece(self, generation: Generation, piece: Piece) -> None:
         if self.over or generation.over:
             return
         try:

@@ -70,6 +70,9 @@ class Generation:
     over: bool = field(init=False, default=False)
     """Whether all choices have ended."""
     _choices: list[_Choice] = field(init=False)
+    _held: list[Piece] = field(init=False, default_factory=list)
+    """Pieces of other samples that came before sample 0's, which has the log-probabilities of the prompt."""
+    _scores_due: bool = field(init=False)
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,11 +83,22 @@ class Generation:
             for stream in streams
         ]
         self._left = len(self._choices)
+        self._scores_due = self.scored and len(self.prompt_ids) > 1
 
     @property
     def choices(self) -> int:
         """Number of continuations."""
         return len(self._choices)
+
+    def ready(self, piece: Piece) -> list[Piece]:
+        """Return the pieces to `take` now, `piece` among them unless it must wait for those of sample 0."""
+        if self._scores_due and piece.sample and not self.followed.error:
+            self._held.append(piece)
+            return []
+        if not self._scores_due:
+            return [piece]
+        held, self._held, self._scores_due = self._held, [], False
+        return [piece, *held]
 
     def take(self, piece: Piece) -> Part | None:
         """Return the part that a piece adds; None if it adds nothing. Raises ApiError if the request cannot go on."""
@@ -98,8 +112,8 @@ class Generation:
         if piece.prompt_logprobs:
             self.prompt_logprobs = piece.prompt_logprobs
         elif self.scored and not self.prompt_logprobs and len(self.prompt_ids) > 1 and piece.token_ids:
-            text = "the log-probabilities of the prompt are lost, as the engine's core was restarted; send it again"
-            raise ApiError(503, "service_unavailable_error", text)
+            text = "the log-probabilities of the prompt are lost, by a restart of the engine's core or an abort"
+            raise ApiError(503, "service_unavailable_error", f"{text}; send it again")
         if choice.growing is None:
             part = self._free(choice, piece)
             if reason is None:
@@ -113,6 +127,12 @@ class Generation:
         if choice.over and reason is None:
             self.link.end_sample(self.followed, piece.sample)
         return part if part.text or part.token_ids or choice.over else None
+
+    @property
+    def size(self) -> int:
+        """Output tokens of all choices, and log-probabilities of the prompt."""
+        best = len(self.prompt_logprobs[-1].top) if self.prompt_logprobs and self.prompt_logprobs[-1] else 0
+        return self.output_tokens + len(self.prompt_logprobs) * (1 + best)
 
     def leave(self) -> None:
         """Abort what the core still computes of it."""

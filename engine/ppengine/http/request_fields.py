@@ -6,6 +6,7 @@ import difflib
 from typing import TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from ppengine.http.api_errors import ApiError, invalid
 from ppengine.http.body import Body
@@ -72,6 +73,10 @@ class CommonFields(StructuredFields, kw_only=True):
             raise invalid(str(error), name if name in type(self).__struct_fields__ else None) from None
         return msgspec.structs.replace(whole, stop=[], detokenize=False)
 
+    def prompt_values(self) -> dict[str, int]:
+        """Return how many log-probabilities an answer has for each token of a prompt, by the field that wants them."""
+        return {} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs + 1}
+
     def stops(self) -> list[str]:
         """Return the stop texts."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -106,6 +111,14 @@ class CompletionRequest(CommonFields, kw_only=True):
         sampling = self.params(1 if self.prompt_alone else most, self.logprobs)
         wanted = [one for one in (self.prompt_logprobs, self.logprobs if self.echo else None) if one is not None]
         return msgspec.structs.replace(sampling, prompt_logprobs=max(wanted)) if wanted else sampling
+
+    @override
+    def prompt_values(self) -> dict[str, int]:
+        found = super().prompt_values()
+        if self.echo and self.logprobs is not None:
+            found["logprobs"] = self.logprobs + 1
+        # Each choice repeats those of its prompt.
+        return {name: count * (self.n or 1) for name, count in found.items()}
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises ApiError."""

@@ -31,6 +31,7 @@ from ppengine.http.request_fields import CommonFields, CompletionRequest
 from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.clients import ROUTES
+from ppengine.protocol.prompt_scores import VALUES_MOST
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -46,6 +47,8 @@ TOKENS_MOST = 2**20
 """Most tokens of all prompts of one request."""
 CONSTRAINTS_MOST = 2**18
 """Characters of the constraints of all prompts of a request: the core checks each."""
+ANSWER_VALUES_MOST = 2**18
+"""Log-probabilities of all prompts of an answer, counted with each choice that repeats them: 13 MB of JSON."""
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 _PREFIXES = {route: prefix for prefix, route in ROUTES.items()}
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -194,6 +197,7 @@ class Service:
             text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
             many = f"the prompts have {sum(map(len, prompts))} tokens; at most {TOKENS_MOST} are taken at once"
             raise _too_long(text if longest >= most else many, "prompt")
+        _check_values(request, sampling, prompts)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         submissions = [
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
@@ -235,6 +239,23 @@ class Service:
     def now(self) -> int:
         """Return the time of an answer, in Unix seconds."""
         return int(time.time())
+
+
+def _check_values(
+    request: CompletionRequest | ChatRequest, sampling: SamplingParams, prompts: list[list[int]]
+) -> None:  # fmt: skip
+    """Raise ApiError for more log-probabilities of prompts than the core takes of one, or than an answer may have."""
+    wanted = request.prompt_values()
+    if not wanted:
+        return
+    field = max(wanted, key=lambda name: wanted[name])
+    longest, best = max(map(len, prompts)), (sampling.prompt_logprobs or 0) + 1
+    if (values := longest * best) > VALUES_MOST:
+        text = f"{field} gives {best} values for each of {longest} tokens, {values} in all; a prompt has"
+        raise invalid(f"{text} {VALUES_MOST} at most", field)
+    if (values := sum(wanted.values()) * sum(map(len, prompts))) > ANSWER_VALUES_MOST:
+        text = f"{field} gives {values} log-probabilities of prompts over all choices; an answer has"
+        raise invalid(f"{text} {ANSWER_VALUES_MOST} at most", field)
 
 
 def _too_long(text: str, param: str) -> ApiError:
