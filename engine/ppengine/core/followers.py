@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ppengine.core.output_state import Output, Sample
@@ -21,17 +22,23 @@ class _Follower:
     nonce: int = 0
     """Number of the newest question."""
     sent: dict[str, list[int]] = field(default_factory=dict)
+    scored: deque[tuple[int, Output]] = field(default_factory=deque)
+    """Outputs whose log-probabilities of the prompt were sent, with the cursor of that answer."""
 
 
 class Followers:
     """Makes the answers to `Follow`. It keeps only counts, of requests that have not ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop_scores: Callable[[Output], None]) -> None:
+        """`drop_scores` is called once a reader has the log-probabilities of a prompt."""
         self._sessions: dict[str, _Follower] = {}
+        self._drop_scores = drop_scores
 
     def begin(self, question: Follow) -> None:
         """Take a question; one that goes on has the cursor of the newest answer, which may be on its way."""
         follower = self._sessions.setdefault(question.session, _Follower())
+        while follower.scored and follower.scored[0][0] <= question.since:
+            self._drop_scores(follower.scored.popleft()[1])
         if question.nonce == follower.nonce:
             question.since = follower.cursor
         follower.nonce = question.nonce
@@ -42,8 +49,14 @@ class Followers:
         if question.since != follower.cursor:
             # An answer was lost on its way, or this core follows another one.
             follower.sent.clear()
+            follower.scored.clear()
         follower.cursor = cursor
-        pieces = [piece for output in outputs for piece in _pieces(follower, output, question.timings)]
+        pieces: list[Piece] = []
+        for output in outputs:
+            more = list(_pieces(follower, output, question.timings))
+            if output.prompt_logprobs and any(piece.prompt_logprobs for piece in more):
+                follower.scored.append((cursor, output))
+            pieces += more
         return News(nonce=question.nonce, cursor=cursor, pieces=pieces, error=error)
 
 

@@ -83,6 +83,8 @@ class Output:
     samples: list[Sample]
     prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)
     """One a token of the prompt where they were asked for; None: not computed, as that of the first token."""
+    score_values: int = 0
+    """Log-probabilities of the prompt that it has or gets; 0 once its reader has them."""
     number: int = 0
     """Number of its first sample in order of arrival."""
     deaths: int = 0

@@ -14,6 +14,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
 from ppengine.core.output_state import Ending, Output, Sample
+from ppengine.core.prompt_score_room import PromptScoreRoom
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
 from ppengine.protocol.prompt_scores import PromptScores
@@ -58,7 +59,8 @@ class OutputHub:
         self._outputs: OrderedDict[str, Output] = OrderedDict()
         self._sessions: dict[str, dict[str, Output]] = {}
         self._waiters: dict[_Topic, list[_Waiter]] = {}
-        self._followers = Followers()
+        self.scores = PromptScoreRoom()
+        self._followers = Followers(self.scores.drop)
         self._waiting = 0
         self._earliest = math.inf
         """No deadline of a waiting question is before this."""
@@ -76,6 +78,7 @@ class OutputHub:
                 stream = self._tokenizer.stream(prompt_ids)
                 sample.growing = GrowingText(stream, sampling.stop, sampling.min_tokens)
         self._outputs[request] = output
+        self.scores.open(output)
         if session:
             self._sessions.setdefault(session, {})[request] = output
         return output
@@ -100,6 +103,8 @@ class OutputHub:
                 sample.known_text, sample.growing = known.text, None
             else:
                 sample.late = len(known.tokens)
+        if output.samples[0].tokens:
+            self.scores.drop(output)  # They are computed before the first token alone.
         self._touch(output)
         if output.finished:
             self._finished += 1
@@ -134,13 +139,9 @@ class OutputHub:
         return sample.push(token, ended)
 
     def score(self, scores: PromptScores) -> None:
-        """Keep log-probabilities of a prompt. Those that are computed again are the same."""
-        output = self._outputs.get(scores.request)
-        if output is None or output.sampling.prompt_logprobs is None:
-            return
-        if not output.prompt_logprobs:
-            output.prompt_logprobs = [None] * len(output.prompt_ids)
-        output.prompt_logprobs[scores.first : scores.first + len(scores.logprobs)] = scores.logprobs
+        """Keep log-probabilities of a prompt."""
+        if (output := self._outputs.get(scores.request)) is not None:
+            self.scores.keep(output, scores)
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
@@ -324,6 +325,7 @@ class OutputHub:
         for output in outputs:
             del self._outputs[output.request]
             self._finished -= 1
+            self.scores.drop(output)
             members = self._sessions.get(output.session)
             if members is not None:
                 members.pop(output.request, None)

@@ -9,6 +9,7 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.outputs import OutputHub
+from ppengine.core.prompt_score_room import values_of
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
@@ -49,7 +50,7 @@ class Submissions:
         ids = self._ids(verb)
         sampling = self._sampling(verb.sampling)
         name = self._name(verb.request)
-        if sampling.prompt_logprobs is not None and (values := len(ids) * (sampling.prompt_logprobs + 1)) > VALUES_MOST:
+        if (values := values_of(ids, sampling)) > VALUES_MOST:
             what = f"prompt_logprobs of {sampling.prompt_logprobs} for {len(ids)} tokens are {values} values"
             raise ValueError(f"{what}; at most {VALUES_MOST} are taken")
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)

@@ -231,6 +231,8 @@ class Commands:
 
     def _plan_submit(self, verb: Submit, command: Command) -> Plan:
         serving = self._health.require()
+        if verb.sampling.prompt_logprobs is not None:
+            raise CommandError("INVALID", "prompt_logprobs has no place in a console's output; use HTTP or Python")
         if self._health.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
         requests = self._submissions.requests(verb, owner=command.by, principal=ownership.principal(command))
