@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
-from ppengine.common.config import ConfigError, HttpConfig, ModelConfig, Profile
+from engines import wait_until
+from ppengine.common.config import ConfigError, EngineConfig, HttpConfig, ModelConfig, Profile
+from ppengine.gateway.questions import LocalAnswers
+from ppengine.http import tracing
 from ppengine.http.tracing import Traces, traces_to
+from ppengine.protocol.control import Inspect, Inspected
+from ppengine.protocol.inspection import AboutDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Phase, Timings
 from ppengine.supervisor import http_port
@@ -128,10 +138,57 @@ def test_other_routes_and_parents_that_are_not_sampled_have_no_span(receiver: Tr
 
 
 def test_a_collector_that_is_away_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture, traces: Traces) -> None:
-    for number in range(3):
-        logging.getLogger("opentelemetry.exporter").warning("no answer %d", number)
+    for code in (503, 502):
+        logging.getLogger("opentelemetry.exporter").warning("no answer from http://x/?key=SECRET: %d", code)
     ours = [record.getMessage() for record in caplog.records if record.name == "ppengine.http"]
-    assert ours == ["OpenTelemetry: no answer 0"] and not logging.getLogger("opentelemetry").propagate
+    assert ours == ["OpenTelemetry: traces do not reach 127.0.0.1: status 503"]
+    assert not logging.getLogger("opentelemetry").propagate
+
+
+def test_a_line_in_the_log_has_no_part_of_the_url_but_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    traces = traces_to(f"http://127.0.0.1:{port}/TOPSECRET", "tiny", "abc/http0")
+    call = traces.begin(CHATS, {}, "ann")
+    assert call is not None
+    call.end(200, False)
+    threading.Thread(target=traces._provider.force_flush, daemon=True).start()
+    wait_until(lambda: any("traces do not reach" in line for line in caplog.messages), "a line")
+    (line,) = [line for line in caplog.messages if "traces do not reach" in line]
+    assert "127.0.0.1: " in line and "Error" in line and "TOPSECRET" not in caplog.text
+
+
+def test_the_last_export_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "LEAVE_S", 0.01)
+    answered, exporting = threading.Event(), threading.Event()
+
+    def force_flush() -> None:
+        exporting.set()
+        answered.wait(60)
+
+    provider: Any = SimpleNamespace(get_tracer=lambda *names: None, force_flush=force_flush)
+    Traces(provider, "tiny").close()
+    assert exporting.wait(30)
+    answered.set()
+
+
+def test_the_last_export_has_the_last_spans(receiver: TraceReceiver, traces: Traces) -> None:
+    call = traces.begin(CHATS, {}, "ann")
+    assert call is not None
+    call.end(200, False)
+    traces.close()
+    wait_until(lambda: len(receiver.spans) == 1, "the span")
+
+
+def test_requests_that_the_core_refuses_have_no_times_to_wait_for(receiver: TraceReceiver, traces: Traces) -> None:
+    call = traces.begin(CHATS, {}, "ann")
+    assert call is not None
+    call.submitted("c", {"c": 1}, SamplingParams(n=2), False)
+    call.refused()
+    call.end(429, False)
+    assert not traces._samples
+    flush(traces)
+    assert len(receiver.spans) == 1
 
 
 def test_an_endpoint_needs_a_port_and_is_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +199,25 @@ def test_an_endpoint_needs_a_port_and_is_a_url(monkeypatch: pytest.MonkeyPatch) 
     http_port.check_http(profile("127.0.0.1:0"))
     with pytest.raises(ConfigError, match="traces are of calls over HTTP"):
         http_port.check_http(profile(None))
+    for url in ("http://ann:pw@h/v1/traces", "http://pw@h/v1/traces", "http://h/v1/traces?api-key=pw"):
+        http = HttpConfig(listen="127.0.0.1:0", otlp_traces_endpoint=url)
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS"):
+            http_port.check_http(Profile(name="x", model=ModelConfig(path="/x"), http=http))
     monkeypatch.setattr(http_port, "_has_otel", lambda: False)
     with pytest.raises(ConfigError, match="needs opentelemetry-sdk"):
         http_port.check_http(profile("127.0.0.1:0"))
     with pytest.raises(ValueError, match="otlp_traces_endpoint"):
         Profile(name="x", model=ModelConfig(path="/x"), http=HttpConfig(otlp_traces_endpoint="localhost:4317"))
+
+
+def test_a_viewer_gets_no_secret_of_the_endpoint() -> None:
+    http = HttpConfig(otlp_traces_endpoint="http://ann:pw@h/v1/traces?api-key=pw")
+    config = EngineConfig(
+        id="e", name="t", epoch="epoch", profile=Profile(name="t", model=ModelConfig(path="m"), http=http),
+        model_path="m", model_type="opt", layers=[(0, 1)], max_model_len=64, run_dir="/r", ring_dir="/d",
+        started_wall=0.0,
+    )  # fmt: skip
+    answer = LocalAnswers(config, lambda: None, list).answer(Inspect(nonce=1, what="about"))
+    assert isinstance(answer, Inspected)
+    about = msgspec.msgpack.decode(answer.data, type=AboutDetail)
+    assert about.profile["http"]["otlp_traces_endpoint"] == "http://ann@h/v1/traces"

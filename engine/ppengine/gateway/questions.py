@@ -67,6 +67,8 @@ class LocalAnswers:
         profile = msgspec.to_builtins(self._config.profile)
         for backend in profile["tiers"]["backends"].values():
             backend["url"] = without_secrets(backend["url"])
+        if (endpoint := profile["http"]["otlp_traces_endpoint"]) is not None:
+            profile["http"]["otlp_traces_endpoint"] = without_secrets(endpoint)
         return AboutDetail(
             versions=versions,
             profile=profile,

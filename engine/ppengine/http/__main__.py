@@ -114,11 +114,16 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     tasks = [asyncio.create_task(each) for each in work]
     # The server returns at a signal; the others return only with an error.
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        if traces is not None:
+            listener.close()
+            traces.close()
 
 
 if __name__ == "__main__":

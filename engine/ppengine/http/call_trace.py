@@ -13,7 +13,11 @@ class CallTrace(Protocol):
     """The trace of one call."""
 
     def submitted(self, name: str, requests: Mapping[str, int], sampling: SamplingParams, stream: bool) -> None:
-        """Note its id, and its requests with the number of their prompt tokens."""
+        """Note its id, and its requests with the number of their prompt tokens, before the core has them."""
+        ...
+
+    def refused(self) -> None:
+        """Note that the core has taken none of the requests."""
         ...
 
     def part(self, choice: int, tokens: int, reason: str | None) -> None:
@@ -38,4 +42,8 @@ class CallTraces(Protocol):
 
     async def run(self) -> None:
         """Close late traces, until this is cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Export the last traces, in a second at most."""
         ...

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -34,7 +36,7 @@ OPERATIONS = {
 }  # fmt: skip
 """`gen_ai.operation.name` by route; calls of other routes have no span."""
 PROVIDER = "ppconsole"
-EXPORT_S, LEAVE_MS = 5.0, 1000
+EXPORT_S, LEAVE_S = 5.0, 1.0
 """Limits of one export, and of the last one when the process ends."""
 EVERY_MS = 1000
 """Milliseconds between two exports, unless OpenTelemetry's variable has others."""
@@ -71,6 +73,10 @@ class _Call(CallTrace):
         self._set({f"gen_ai.request.{key}": value for key, value in values.items()})
         self._set({"gen_ai.response.id": name, "gen_ai.usage.input_tokens": sum(requests.values())})
         self._traces.expect(self, requests, sampling.n)
+
+    @override
+    def refused(self) -> None:
+        self._traces.forget(self)
 
     @override
     def part(self, choice: int, tokens: int, reason: str | None) -> None:
@@ -157,18 +163,28 @@ class Traces(CallTraces):
 
     @override
     async def run(self) -> None:
-        try:
-            while True:
-                await asyncio.sleep(1.0)
-                self._close_late(time.monotonic() - LATE_S)
-        finally:
-            self._provider.force_flush(LEAVE_MS)
+        while True:
+            await asyncio.sleep(1.0)
+            self._close_late(time.monotonic() - LATE_S)
+
+    @override
+    def close(self) -> None:
+        # The SDK ignores the limit of `force_flush`: a collector that hangs would hold it up for each batch.
+        flush = threading.Thread(target=self._provider.force_flush, name="last export", daemon=True)
+        flush.start()
+        flush.join(LEAVE_S)
 
     def expect(self, call: _Call, requests: Mapping[str, int], samples: int) -> None:
         """Wait for the times of the samples of `requests`."""
         names = [_sample_id(name, index) for name in requests for index in range(samples)]
         call.waiting.update(names)
         self._samples.update(dict.fromkeys(names, call))
+
+    def forget(self, call: _Call) -> None:
+        """Wait for no times of a call any more."""
+        for name in call.waiting:
+            self._samples.pop(name, None)
+        call.waiting.clear()
 
     def span(self, name: str, parent: Span, begin: float) -> Span:
         """Return a child of `parent`."""
@@ -178,24 +194,36 @@ class Traces(CallTraces):
         """Close the calls that ended `before` and still lack times."""
         late = {call for call in self._samples.values() if call.ended is not None and call.ended < before}
         for call in late:
-            for name in call.waiting:
-                self._samples.pop(name, None)
+            self.forget(call)
             call.close()
 
 
 class SeldomHandler(logging.Handler):
-    """Passes on one line a minute: a collector that is away would fill the log with each export."""
+    """Passes on one line a minute: a collector that is away would fill the log with each export.
 
-    def __init__(self) -> None:
+    It has the kind of the error and the host: texts of errors have the URL, which may contain a secret.
+    """
+
+    def __init__(self, host: str) -> None:
         super().__init__(logging.WARNING)
-        self._next = 0.0
+        self._host, self._next = host, 0.0
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + AGAIN_S
-            log.warning("OpenTelemetry: %.300s", record.getMessage())
+            log.warning("OpenTelemetry: traces do not reach %s: %s", self._host, _kind(record))
+
+
+def _kind(record: logging.LogRecord) -> str:
+    """Return the kind of the error in a line of OpenTelemetry: an exception, a status, or the place of the line."""
+    given = record.args if isinstance(record.args, tuple) else ()
+    found = [one for one in (*given, record.exc_info and record.exc_info[1]) if isinstance(one, BaseException)]
+    if found:
+        return type(found[0]).__name__
+    status = next((one for one in given if isinstance(one, int) and 100 <= one < 600), None)
+    return f"{record.module}:{record.lineno}" if status is None else f"status {status}"
 
 
 def traces_to(endpoint: str, model: str, instance: str) -> Traces:
@@ -205,7 +233,7 @@ def traces_to(endpoint: str, model: str, instance: str) -> Traces:
     resource = Resource.create(values if named else values | {"service.name": PROVIDER})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     logger = logging.getLogger("opentelemetry")
-    logger.handlers, logger.propagate = [SeldomHandler()], False
+    logger.handlers, logger.propagate = [SeldomHandler(urlsplit(endpoint).hostname or "the collector")], False
     every_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY") or EVERY_MS)
     exporter = OTLPSpanExporter(endpoint, timeout=EXPORT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=every_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +26,12 @@ def check_http(profile: Profile) -> None:
         return
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"http.listen needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
+    if http.otlp_traces_endpoint is not None:
+        parts = urlsplit(http.otlp_traces_endpoint)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            # Profiles are shown to every viewer.
+            text = "a user, password or query; put secrets into the environment, in OTEL_EXPORTER_OTLP_HEADERS"
+            raise ConfigError(f"http.otlp_traces_endpoint has {text}")
     if http.otlp_traces_endpoint is not None and not _has_otel():
         raise ConfigError(
             "http.otlp_traces_endpoint needs opentelemetry-sdk: pip install 'ppconsole[engine,serve,otel]'"
