@@ -15,6 +15,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, HttpConfig, ModelConfig, Profile
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
+from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
@@ -160,8 +161,9 @@ class HttpWorld:
     """An application, the script of its model, and clients of both vendors. Use it in an `async with`."""
 
     def __init__(
-        self, http: HttpConfig, keys: ApiKeys | None = None, key: str = "none", limits: KeyLimits | None = None
-    ) -> None:
+        self, http: HttpConfig, keys: ApiKeys | None = None, key: str = "none", limits: KeyLimits | None = None,
+        traces: CallTraces | None = None,
+    ) -> None:  # fmt: skip
         config = EngineConfig(
             id="e", name="t", epoch="epoch", profile=Profile(name="t", model=ModelConfig(path=str(TINY)), http=http),
             model_path=str(TINY), model_type="opt", layers=[(0, 1)], max_model_len=4096, run_dir="/r", ring_dir="/d",
@@ -172,7 +174,7 @@ class HttpWorld:
         stats = ClientStats()
         renderer = cast(ChatRenderer, self.renderer)
         service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
-        app = Routes(service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats).app()
+        app = Routes(service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats, traces).app()
         url = "http://engine"
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(connected(app)), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)

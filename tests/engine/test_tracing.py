@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 from engines import wait_until
+from http_world import HTTP, HttpWorld
 from ppengine.common.config import ConfigError, EngineConfig, HttpConfig, ModelConfig, Profile
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.http import tracing
+from ppengine.http.api_keys import ApiKeys
 from ppengine.http.tracing import Traces, traces_to
 from ppengine.protocol.control import Inspect, Inspected
 from ppengine.protocol.inspection import AboutDetail
+from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Phase, Timings
 from ppengine.supervisor import http_port
@@ -221,3 +224,37 @@ def test_a_viewer_gets_no_secret_of_the_endpoint() -> None:
     assert isinstance(answer, Inspected)
     about = msgspec.msgpack.decode(answer.data, type=AboutDetail)
     assert about.profile["http"]["otlp_traces_endpoint"] == "http://ann@h/v1/traces"
+
+
+class Noted:
+    """Traces, and the trace of each call: it notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def begin(self, route: str, headers: object, client: str) -> Noted:
+        self.heard.append(f"begin {client}")
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.heard.append(name)
+
+
+async def test_a_trace_begins_behind_the_key_and_waits_for_times_before_the_core_has_the_requests() -> None:
+    noted: Any = Noted()
+    async with HttpWorld(HTTP, ApiKeys({b"k" * 16: "ann"}), traces=noted) as one:
+        body, headers = {"prompt": "x"}, {"authorization": f"Bearer {'k' * 16}"}
+        assert (await one.post("/v1/completions", body))[0] == 401 and not noted.heard
+        submit = one.model.submit
+
+        async def submitting(*given: Any) -> Any:
+            noted.heard.append("submit")
+            return await submit(*given)
+
+        one.model.submit = submitting  # type: ignore[method-assign]
+        assert (await one.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+        assert noted.heard[:3] == ["begin ann", "submitted", "submit"] and "refused" not in noted.heard
+        noted.heard.clear()
+        one.model.refusal = Added(nonce=0, requests=[], error="too many", again_s=1)
+        assert (await one.http.post("/v1/completions", json=body, headers=headers)).status_code == 429
+        assert noted.heard == ["begin ann", "submitted", "submit", "refused", "end"]

@@ -179,8 +179,9 @@ class Routes:
         return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
 
     def _begin(self, route: str, request: Request, name: str, grant: Grant | None = None) -> Call:
+        """Begin a call. One without a key has no trace: strangers must not fill the collector."""
         call = self._stats.begin(name, route, grant)
-        if self._traces is not None:
+        if self._traces is not None and name != NO_KEY:
             call.trace = self._traces.begin(route, request.headers, name)
         return call
 

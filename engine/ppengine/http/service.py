@@ -22,7 +22,7 @@ from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import Call
-from ppengine.http.front_link import FrontLink
+from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import ReplyForm, form_of
@@ -31,6 +31,7 @@ from ppengine.http.request_fields import CommonFields, CompletionRequest
 from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.clients import ROUTES
+from ppengine.protocol.offline import Added
 from ppengine.protocol.prompt_scores import VALUES_MOST
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
@@ -203,22 +204,8 @@ class Service:
             Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
             for one, ids in zip(names, prompts, strict=True)
         ]
-        answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name, caller.name)
-        if answer.again_s:
-            code = "rate_limit_exceeded"
-            raise ApiError(429, "rate_limit_error", answer.error, code=code, retry_after_s=answer.again_s)
-        if answer.error and (answer.lost or answer.later):
-            raise unavailable(answer.error, 5)
-        if answer.error:
-            text = answer.error.removeprefix("prompt 0: ") if len(prompts) == 1 else answer.error
-            if text.startswith("structured_outputs: "):
-                name = request.constraint_field or "structured_outputs"
-                raise invalid(f"{name}: {text.removeprefix('structured_outputs: ')}", name)
-            raise _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
+        followed = await self._submit(name, submissions, request, sampling, caller)
         caller.call.prompt(sum(map(len, prompts)))
-        if caller.call.trace is not None:
-            sizes = {one.request: len(ids) for one, ids in zip(followed, prompts, strict=True)}
-            caller.call.trace.submitted(name, sizes, sampling, bool(request.stream))
         return name, [
             Generation(
                 self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,
@@ -226,6 +213,26 @@ class Service:
             )
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip
+
+    async def _submit(
+        self, name: str, submissions: list[Submit], request: CompletionRequest | ChatRequest, sampling: SamplingParams,
+        caller: Caller,
+    ) -> list[Followed]:  # fmt: skip
+        """Submit the requests of a call. Raises ApiError if the core takes none."""
+        trace = caller.call.trace
+        if trace is not None:
+            # Before the core has them: a short request may end together with the answer.
+            sizes = {one.request or "": len(one.prompt_token_ids or ()) for one in submissions}
+            trace.submitted(name, sizes, sampling, bool(request.stream))
+        try:
+            answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name, caller.name)
+            if answer.error:
+                raise _refusal(answer, request, len(submissions))
+        except BaseException:
+            if trace is not None:
+                trace.refused()
+            raise
+        return followed
 
     def _sampling(self, request: CompletionRequest | ChatRequest) -> SamplingParams:
         """Return how the core samples, with the tokens of bad words. Raises ApiError."""
@@ -256,6 +263,20 @@ def _check_values(
     if (values := sum(wanted.values()) * sum(map(len, prompts))) > ANSWER_VALUES_MOST:
         text = f"{field} gives {values} log-probabilities of prompts over all choices; an answer has"
         raise invalid(f"{text} {ANSWER_VALUES_MOST} at most", field)
+
+
+def _refusal(answer: Added, request: CompletionRequest | ChatRequest, prompts: int) -> ApiError:
+    """Return the error of a call whose requests the core has refused."""
+    if answer.again_s:
+        code = "rate_limit_exceeded"
+        return ApiError(429, "rate_limit_error", answer.error, code=code, retry_after_s=answer.again_s)
+    if answer.lost or answer.later:
+        return unavailable(answer.error, 5)
+    text = answer.error.removeprefix("prompt 0: ") if prompts == 1 else answer.error
+    if text.startswith("structured_outputs: "):
+        name = request.constraint_field or "structured_outputs"
+        return invalid(f"{name}: {text.removeprefix('structured_outputs: ')}", name)
+    return _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
 
 
 def _too_long(text: str, param: str) -> ApiError:
