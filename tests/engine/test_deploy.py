@@ -38,6 +38,11 @@ def test_mounted_files_are_there_and_images_have_a_version() -> None:
     assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Dockerfile"
 
 
+def test_every_secret_is_a_variable_that_must_be_set() -> None:
+    for name, variable in (("engine", "PPCONSOLE_API_KEY"), ("grafana", "GF_SECURITY_ADMIN_PASSWORD")):
+        assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", services()[name]["environment"][variable])
+
+
 def test_prometheus_scrapes_the_engine_and_grafana_asks_prometheus() -> None:
     (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
     ((target,),) = (one["targets"] for one in job["static_configs"])
