@@ -67,9 +67,12 @@ class Renderer:
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
         self._tokenizer_bytes = 0
-        """Address space that the tokenizer has taken."""
+        """Address space that the tokenizer has."""
+        self._rendered_bytes = 0
+        """Address space after the newest chat."""
         # Jinja compiles its own expressions at the first template; the first chat need not wait for that.
         ChatTemplate("", {}).render(Chat(messages=[]), 0)
+        self._rendered_bytes = _address_bytes()
 
     def answer(self, message: Render | Tokenize) -> Rendered | Tokenized:
         """Return the text of a chat, or tokens, or why there are none."""
@@ -78,6 +81,9 @@ class Renderer:
         return self._rendered(message) if isinstance(message, Render) else self._tokenized(message)
 
     def _rendered(self, chat: Render) -> Rendered:
+        if self._tokenizer is not None:
+            # Between two chats only the tokenizer's share changes, and it may become smaller.
+            self._tokenizer_bytes = max(0, self._tokenizer_bytes + _address_bytes() - self._rendered_bytes)
         limit(resource.RLIMIT_AS, MEMORY_BYTES + self._tokenizer_bytes)
         try:
             if self._template is None:
@@ -87,10 +93,12 @@ class Renderer:
             return Rendered(number=chat.number, error=str(error), code="DOES_NOT_FIT")
         except ConfigError as error:
             return Rendered(number=chat.number, error=one_line(str(error)))
+        finally:
+            self._rendered_bytes = _address_bytes()
 
     def _tokenized(self, message: Tokenize) -> Tokenized:
         """Return the tokens of texts: the work of a library, which needs no limit of memory."""
-        number, before = message.number, _address_bytes()
+        number = message.number
         limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
         try:
             if self._tokenizer is None:
@@ -105,8 +113,6 @@ class Renderer:
             return Tokenized(number=number, token_ids=ids)
         except ConfigError as error:
             return Tokenized(number=number, error=one_line(str(error)))
-        finally:
-            self._tokenizer_bytes += max(0, _address_bytes() - before)
 
 
 def _address_bytes() -> int:
