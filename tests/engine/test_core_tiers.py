@@ -9,6 +9,7 @@ from ppengine.common.config import MemoryConfig, ModelConfig, Profile, Scheduler
 from ppengine.common.tier_config import TierConfig
 from ppengine.protocol.control import Inspect, Inspected
 from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.metrics import MetricsQuery
 from ppengine.protocol.tiers import PromptSources
 from ppengine.protocol.verbs import Abort, Many, Preempt, Priority
 from test_core_successor import follow
@@ -105,6 +106,23 @@ def test_a_core_that_follows_lets_requests_wait_that_were_set_aside_or_loading()
     after.run()
     assert len(after.tokens("again")) == 8
     after.check()
+
+
+def test_a_core_that_follows_goes_on_with_the_sources_of_prompts() -> None:
+    """Device hits are the rest of all hits: counts of the others that begin at 0 would add theirs to it."""
+    world = again()
+    world.scheduler.blocks.copies.totals.backends["shared"] += 5
+
+    def counts(of: CoreWorld) -> tuple[int, ...]:
+        answer = of.engine.metrics.answer(MetricsQuery(nonce=1))
+        return answer.prefix_hit_tokens, answer.host_hit_tokens, answer.backend_hit_tokens
+
+    before, report = counts(world), world.engine.reporter.build()
+    assert before == (32, 32, 5)
+    after = follow(follow(world, tiers=TIERS, meet=False), tiers=TIERS)
+    assert counts(after) == before
+    tiers, known = after.engine.reporter.build().tiers, report.tiers
+    assert tiers is not None and known is not None and tiers.prompt_tokens_total == known.prompt_tokens_total == 66
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,16 @@ class TierState(msgspec.Struct, array_like=True):
     failed_fetches: int
 
 
+class StartCounts(msgspec.Struct, array_like=True):
+    """Tokens of all starts by their source, with a host cache."""
+
+    prompt: int
+    device: int
+    host: int
+    computed: int
+    backends: dict[str, int]
+
+
 class Settings(msgspec.Struct, array_like=True, tag=11):
     """Everything else, as of now."""
 
@@ -206,6 +216,7 @@ class Settings(msgspec.Struct, array_like=True, tag=11):
     """Start of the first core of this epoch."""
     rules: list[ClientRule] = []
     """Rules of clients of the HTTP port."""
+    starts: StartCounts | None = None
     tiers: TierState | None = None
     """KV tiers; None without backends."""
 

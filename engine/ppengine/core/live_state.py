@@ -21,6 +21,7 @@ from ppengine.core.journal_records import (
     SampleState,
     Settings,
     StageState,
+    StartCounts,
     Stated,
 )
 from ppengine.core.journal_state import Restored, sample_id
@@ -89,11 +90,17 @@ class LiveState:
             known.step, known.paused_by, known.paused = scheduler.steps.number, scheduler.paused_by, scheduler.paused
             known.preemptions, known.swaps = scheduler.fences.preemptions_total, scheduler.fences.swaps_total
             known.hit_tokens = scheduler.blocks.hit_tokens_total
+            if (copies := scheduler.blocks.copies) is not None:
+                totals = copies.totals
+                known.starts = StartCounts(
+                    totals.prompt, totals.device, totals.host, totals.computed, dict(totals.backends)
+                )
         elif before is not None:
             known.utilization, known.revision = before.utilization, before.revision
             known.step, known.paused_by, known.paused = before.step, before.paused_by, before.paused
             known.checks, known.shadow = before.checks, before.shadow
             known.preemptions, known.swaps, known.hit_tokens = before.preemptions, before.swaps, before.hit_tokens
+            known.starts = before.starts
         return known
 
     def records(self) -> Iterator[Record]:

@@ -6,6 +6,7 @@ stage: each is recomputed from its known tokens, in order of arrival.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from ppengine.core.operations import Operations
 from ppengine.core.outputs import OutputHub
 from ppengine.core.request_details import restored_ending
 from ppengine.core.scheduler import Scheduler
+from ppengine.core.scheduler.cache_copies import StartTotals
 from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_records import PlacedCordon, Stages
 from ppengine.core.takeover import Takeover
@@ -126,6 +128,10 @@ class Successor:
             scheduler.pause(known.paused_by, finish=not known.paused)
         scheduler.fences.preemptions_total, scheduler.fences.swaps_total = known.preemptions, known.swaps
         scheduler.blocks.hit_tokens_total = known.hit_tokens
+        if known.starts is not None and (copies := scheduler.blocks.copies) is not None:
+            # Or device hits, which are the rest of all hits, would jump by those of the other sources.
+            one = known.starts
+            copies.totals = StartTotals(one.prompt, one.device, one.host, one.computed, Counter(one.backends))
         now = self._clock()
         for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
             for request in _requests(entered):
