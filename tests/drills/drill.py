@@ -148,8 +148,8 @@ def tiers(folder: str) -> list[str]:
         "tiers.host=true",
         f"tiers.backends.disk={{kind: files, url: {folder}, write: always}}",
         "tiers.least_tokens=16",
-        "memory.swap_space_gib=0.004",
-        "memory.device_mib=24",
+        "memory.swap_space_gib=0.008",
+        "memory.device_mib=32",
     ]
 
 
