@@ -19,7 +19,7 @@ from stage_model import StageModel, continuation
 EOS = 3
 STATES = ("waiting", "running", "swapped", "held", "loading")
 DESK = ("find", "fetch", "answer", "give_up")
-"""What the store desk does."""
+"""Operations of the store desk."""
 
 
 class Clock:

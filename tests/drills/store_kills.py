@@ -1,0 +1,130 @@
+"""Kills of stores while they load: right tokens, no lost request, and the time until the event that names them.
+
+    python tests/drills/store_kills.py [--kills 100] [--seed 0]
+
+Prompts are more than device and host hold, so nearly all of them are fetched from files. A store is killed with
+SIGKILL at a random moment of that, the stores of both stages in turn. An engine gets four kills of each: after more the
+supervisor waits for half a minute, as it does with any process that keeps ending.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent / "end_to_end"), str(HERE.parent / "engine")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import reference  # noqa: E402
+from checkpoints import make_checkpoint  # noqa: E402
+from operators import Operator  # noqa: E402
+from ppengine.common.config import Profile  # noqa: E402
+from serving import Served  # noqa: E402
+
+from profiles import small  # noqa: E402
+
+STEPS, CHUNK, PROMPTS, AT_ONCE, KILLS_EACH = 8, 256, 16, 4, 4
+STEP_S = 0.01
+LATEST_S = 0.02
+"""Latest moment of a kill after the prompts were submitted."""
+
+
+class Run:
+    """Counts what happened."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._folder = make_checkpoint(folder / "model", "llama", dtype="float64", max_position_embeddings=1024)
+        self._files = folder / "chunks"
+        self._prompts = reference.prompts(PROMPTS, 100, low=2 * CHUNK + 20, high=2 * CHUNK + 60, seed=seed)
+        self._expected = [reference.greedy(self._folder, prompt, STEPS) for prompt in self._prompts]
+        self.requests = self.wrong = self.lost = self.kills = self.broken = self.unnamed = 0
+        self.hits = self.prompt_tokens = 0
+        self.named_s: list[float] = []
+
+    def profile(self) -> Profile:
+        """Return an engine whose host cache has room for a quarter of the prompts."""
+        tiers = {
+            "host": True, "find_ms": 5_000, "fetch_ms": 10_000,
+            "backends": {"disk": {"kind": "files", "url": str(self._files), "quota_gib": 1.0, "write": "always"}},
+        }  # fmt: skip
+        memory = {"device_mib": 4, "swap_space_gib": 0.0015}
+        # Steps are short and slow, so that computing is predicted to take longer than a fetch.
+        scheduler = {"max_num_batched_tokens": 64}
+        return small(self._folder, memory=memory, model={"max_model_len": 1024}, tiers=tiers, scheduler=scheduler)
+
+    async def engine(self, engine: Served, kills: int) -> None:
+        """Write all chunks, then kill stores."""
+        async with engine.operator() as op:
+            await op.until(lambda now: now.tiers is not None and now.tiers.ready, "stores are there")
+            for first in range(0, PROMPTS, AT_ONCE):
+                await self._ask(op, range(first, first + AT_ONCE))
+                await op.until(lambda now: not any(one.jobs for one in now.tiers.stores), "the chunks are written")
+            for number in range(kills):
+                await self._kill(engine, op, f"store{number % 2}")
+            tiers = (await op.now()).tiers
+            self.broken += tiers.failed_fetches_total
+            self.hits += tiers.backends[0].hit_tokens_total
+            self.prompt_tokens += tiers.prompt_tokens_total
+
+    async def _kill(self, engine: Served, op: Operator, role: str) -> None:
+        await op.until(lambda now: now.tiers.ready and now.tiers.backends[0].state == "open", "stores are there")
+        engine.find_pids()
+        work = asyncio.create_task(self._ask(op, self._random.sample(range(PROMPTS), AT_ONCE)))
+        await asyncio.sleep(self._random.uniform(0.0, LATEST_S))
+        seen = len(op.events)
+        os.kill(engine.pids[role], signal.SIGKILL)
+        since, self.kills = time.monotonic(), self.kills + 1
+        while not any(event.kind == "store.lost" for event in op.events[seen:]):
+            if time.monotonic() - since > 10:
+                self.unnamed += 1
+                break
+            await asyncio.sleep(0.005)
+        else:
+            self.named_s.append(time.monotonic() - since)
+        await work
+
+    async def _ask(self, op: Operator, chosen: range | list[int]) -> None:
+        names = await op.submit_all([self._prompts[index] for index in chosen], max_tokens=STEPS)
+        for index, name in zip(chosen, names, strict=True):
+            self.requests += 1
+            try:
+                self.wrong += await op.tokens(name) != self._expected[index]
+            except AssertionError:
+                self.lost += 1
+
+
+def main() -> int:
+    """Run and print a table. Exit code 1: a wrong token, a lost request, or a kill without its event."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pp-kills-") as name:
+        run = Run(Path(name), options.seed)
+        while run.kills < options.kills:
+            with Served(run.profile(), step_s=STEP_S) as engine:
+                asyncio.run(run.engine(engine, min(2 * KILLS_EACH, options.kills - run.kills)))
+            print(f"{run.kills} kills", flush=True)
+    named = sorted(run.named_s)
+    rows = {
+        "kills of a store": run.kills, "requests": run.requests, "with wrong tokens": run.wrong, "lost": run.lost,
+        "prompt tokens": run.prompt_tokens, "of them from files": run.hits, "fetches broken off": run.broken,
+        "named by an event after, median": f"{named[len(named) // 2] * 1e3:.0f} ms" if named else "-",
+        "at most": f"{named[-1] * 1e3:.0f} ms" if named else "-", "not named": run.unnamed,
+    }  # fmt: skip
+    print("\n".join(f"| {key} | {value} |" for key, value in rows.items()))
+    return 1 if run.wrong or run.lost or run.unnamed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
