@@ -1,9 +1,11 @@
 """The store desk in a core whose stores the test answers for."""
 
 import pytest
+from ppengine.protocol.offline import AddMany
 from ppengine.protocol.place import Place
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.store_messages import Fetch, Find, Mark, Put, Stored, StoreReady, Weights
-from ppengine.protocol.verbs import Abort
+from ppengine.protocol.verbs import Abort, Submit
 from tier_world import CHUNK, Disk, TierWorld
 
 PROMPT = [3 + number % 90 for number in range(3 * CHUNK + 10)]
@@ -351,7 +353,9 @@ def test_weights_that_change_while_the_engine_runs_stop_the_backends():
 
 def test_a_prompt_whose_positions_are_scored_is_not_looked_for():
     world = TierWorld(disk=filled())
-    world.submit(PROMPT, name="r", max_tokens=1, prompt_logprobs=1)
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    message = AddMany(nonce=1, session="s", submissions=[Submit(prompt_token_ids=PROMPT, sampling=sampling)])
+    world.engine.offline.add_many(b"o", message)
     world.run()
     assert not world.jobs(Fetch) and world.scheduler.blocks.copies.totals.computed == len(PROMPT)
 

@@ -19,7 +19,7 @@ def test_the_limit_of_a_template_moves_with_the_tokenizer_and_not_with_each_text
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     have, limits = [50 * MIB], list[int]()
-    monkeypatch.setattr(templates, "_address_bytes", lambda: have[0])
+    monkeypatch.setattr(templates.Renderer, "_address_bytes", lambda self: have[0])
     monkeypatch.setattr(
         templates, "limit", lambda kind, most: limits.append(most) if kind == resource.RLIMIT_AS else None
     )  # fmt: skip

@@ -66,13 +66,15 @@ class Renderer:
         self._folder = folder
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
+        # Opened once: a chat must not fail where no descriptor is left.
+        self._statm = Path("/proc/self/statm").open("rb", buffering=0)  # noqa: SIM115 - for the life of the process
         self._tokenizer_bytes = 0
         """Address space that the tokenizer has."""
         self._rendered_bytes = 0
         """Address space after the newest chat."""
         # Jinja compiles its own expressions at the first template; the first chat need not wait for that.
         ChatTemplate("", {}).render(Chat(messages=[]), 0)
-        self._rendered_bytes = _address_bytes()
+        self._rendered_bytes = self._address_bytes()
 
     def answer(self, message: Render | Tokenize) -> Rendered | Tokenized:
         """Return the text of a chat, or tokens, or why there are none."""
@@ -83,7 +85,7 @@ class Renderer:
     def _rendered(self, chat: Render) -> Rendered:
         if self._tokenizer is not None:
             # Between two chats only the tokenizer's share changes, and it may become smaller.
-            self._tokenizer_bytes = max(0, self._tokenizer_bytes + _address_bytes() - self._rendered_bytes)
+            self._tokenizer_bytes = max(0, self._tokenizer_bytes + self._address_bytes() - self._rendered_bytes)
         limit(resource.RLIMIT_AS, MEMORY_BYTES + self._tokenizer_bytes)
         try:
             if self._template is None:
@@ -94,7 +96,12 @@ class Renderer:
         except ConfigError as error:
             return Rendered(number=chat.number, error=one_line(str(error)))
         finally:
-            self._rendered_bytes = _address_bytes()
+            self._rendered_bytes = self._address_bytes()
+
+    def _address_bytes(self) -> int:
+        """Return the address space of this process."""
+        self._statm.seek(0)
+        return int(self._statm.read().split()[0]) * resource.getpagesize()
 
     def _tokenized(self, message: Tokenize) -> Tokenized:
         """Return the tokens of texts: the work of a library, which needs no limit of memory."""
@@ -113,11 +120,6 @@ class Renderer:
             return Tokenized(number=number, token_ids=ids)
         except ConfigError as error:
             return Tokenized(number=number, error=one_line(str(error)))
-
-
-def _address_bytes() -> int:
-    """Return the address space of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def limit(kind: int, most: int) -> None:
