@@ -133,13 +133,17 @@ def test_without_descriptors_the_file_is_synced_later(tmp_path: Path, monkeypatc
     monkeypatch.setattr(journal_file, "SYNC_S", 0.01)
     monkeypatch.setattr(journal_file, "AGAIN_S", 0.0)
     synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
     journal = written(tmp_path, [])
-    time.sleep(0.1)
+    until = time.monotonic() + 60.0
+    while not synced or Path(f"/proc/self/fd/{synced[0]}").exists():
+        assert time.monotonic() < until, "its beginning is synced, and the copy of the descriptor is closed"
+        time.sleep(0.01)
+    synced.clear()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
-    monkeypatch.setattr(os, "fdatasync", synced.append)
     try:
         journal.note(entered(2))
         journal.commit(nothing, 0.0)
@@ -150,7 +154,7 @@ def test_without_descriptors_the_file_is_synced_later(tmp_path: Path, monkeypatc
         assert other.take_failure() == "Too many open files"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    until = time.monotonic() + 5.0
+    until = time.monotonic() + 60.0
     while not synced:
         assert time.monotonic() < until, "its thread has ended"
         time.sleep(0.01)
