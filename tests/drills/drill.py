@@ -17,7 +17,7 @@ from ppengine.drills.registry import Kind
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.inspection import StacksDetail
 from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, SetCheck, SetMemory
-from serving import Served
+from serving import LASTING_S, Served
 from watching import Watcher, watch
 
 WARM_S = 3.0
@@ -126,7 +126,8 @@ async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: i
     folder = tempfile.mkdtemp(prefix="pp-tiers-")
     settings = [f"parallel.tensor={tensor}", *(tiers(folder) if kind.on == "store" else [])]
     try:
-        engine = await asyncio.to_thread(Served, profile(stages, *settings), "--allow-faults")
+        step_s = LASTING_S if kind.on == "store" else 0.0  # Computing must take longer than a fetch.
+        engine = await asyncio.to_thread(Served, profile(stages, *settings), "--allow-faults", step_s=step_s)
     except AssertionError as error:
         result.problem = f"the engine did not start: {error}"
         shutil.rmtree(folder)
@@ -150,11 +151,12 @@ def tiers(folder: str) -> list[str]:
         "tiers.least_tokens=16",
         "memory.swap_space_gib=0.008",
         "memory.device_mib=32",
+        "scheduler.max_num_batched_tokens=64",
     ]
 
 
 async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
-    load = Load(watcher)
+    load = Load(watcher, long=kind.on == "store")
     try:
         load.start()
         await asyncio.sleep(WARM_S)

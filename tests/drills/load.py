@@ -19,6 +19,9 @@ PROMPTS = [
     *reference.prompts(2, VOCABULARY, low=200, high=320, seed=4),
 ]
 
+LONG = reference.prompts(24, VOCABULARY, low=300, high=340, seed=5)
+"""Prompts of a chunk of KV tiers each: together more than the device and the host of a small engine hold."""
+
 
 def profile(stages: int, *settings: str) -> Profile:
     """Return the bundled profile in `stages` stages, in float64: greedy tokens are the same however it is cut."""
@@ -28,9 +31,14 @@ def profile(stages: int, *settings: str) -> Profile:
 class Load:
     """Keeps `width` requests in flight: short and long prompts, greedy and sampled, each judged when it ends."""
 
-    def __init__(self, op: Operator, width: int = 4, seed: int = 0) -> None:
+    def __init__(self, op: Operator, width: int = 4, seed: int = 0, *, long: bool = False) -> None:
+        """`long`: of the long prompts, with few tokens each, and of new ones, which are not judged."""
         self._op, self._width = op, width
         self._random = random.Random(seed)
+        self._chosen = range(len(PROMPTS), len(PROMPTS) + len(LONG)) if long else range(len(PROMPTS))
+        self._most = MOST // 8 if long else MOST
+        self._new = 0.3 if long else 0.0
+        """Share of new prompts."""
         self._open: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self.names: list[str] = []
@@ -85,15 +93,17 @@ class Load:
                 await asyncio.sleep(0.2)  # an engine that is lost refuses at once: no flood of that
 
     async def _one(self) -> None:
-        prompt = self._random.randrange(len(PROMPTS))
-        count = self._random.randint(MOST // 4, MOST)
+        prompt = self._random.choice(self._chosen)
+        count = self._random.randint(self._most // 4, self._most)
         sampling: dict[str, Any] = {"max_tokens": count}
-        greedy = self._random.random() < 0.8
+        greedy, tokens_in = self._random.random() < 0.8, _prompt(prompt)
+        if self._new and self._random.random() < self._new:
+            greedy, tokens_in = False, [self._random.randrange(4, VOCABULARY) for _ in tokens_in]
         if not greedy:
             sampling |= {"temperature": 0.8, "top_p": 0.9, "seed": self._random.randrange(1000)}
         name = ""
         try:
-            name = await self._op.submit(PROMPTS[prompt], **sampling)
+            name = await self._op.submit(tokens_in, **sampling)
             self.names.append(name)
             tokens, _, reason = await self._op.output(name, timeout=3600)
         except (Exception, AssertionError) as error:  # noqa: BLE001 - whatever ends it is what is counted
@@ -114,13 +124,18 @@ _known: dict[int, list[int]] = {}
 
 
 def expected(prompt: int) -> list[int]:
-    """Return the greedy tokens that transformers gives after a prompt."""
+    """Return the greedy tokens that transformers gives after a prompt; the long ones follow the others."""
     if prompt not in _known:
-        _known[prompt] = reference.greedy(MODEL, PROMPTS[prompt], MOST)
+        most = MOST if prompt < len(PROMPTS) else MOST // 8
+        _known[prompt] = reference.greedy(MODEL, _prompt(prompt), most)
     return _known[prompt]
 
 
-def learn() -> None:
-    """Ask the reference for all prompts: not while an engine is being timed."""
-    for prompt in range(len(PROMPTS)):
+def _prompt(number: int) -> list[int]:
+    return PROMPTS[number] if number < len(PROMPTS) else LONG[number - len(PROMPTS)]
+
+
+def learn(*, long: bool = False) -> None:
+    """Ask the reference for all prompts, the long ones too if `long`: not while an engine is being timed."""
+    for prompt in range(len(PROMPTS) + (len(LONG) if long else 0)):
         expected(prompt)

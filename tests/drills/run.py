@@ -44,7 +44,7 @@ def main() -> int:
         options.results = options.out / "drills.jsonl"
     if options.chaos:
         chaos.with_clock()
-    options.table or learn()
+    options.table or learn(long=any(kind.on == "store" for kind in _chosen(options)))
     if options.chaos:
         return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed, options.only))
     if options.soak:

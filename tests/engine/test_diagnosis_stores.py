@@ -215,6 +215,23 @@ def test_a_backend_is_broken_from_its_first_report_until_its_breaker_is_closed()
     assert world.history.look(world.ns, None, world.ns, [], {}) is None
 
 
+def test_calls_that_fail_beside_others_are_named_while_they_do() -> None:
+    world = World()
+    world.look()
+    for failed in (3, 3):
+        world.backend.errors_total += failed
+        world.backend.error = "File too large"
+        found = world.look(1.0).backends[0]
+    assert (found.errors_new, found.errors_ago_s, found.error) == (6, 0.0, "File too large")
+    world.backend.error = ""  # A read has succeeded.
+    found = world.look(2.0).backends[0]
+    named = one(backends=(found,))
+    assert named.summary == "backend a fails: File too large"
+    assert named.evidence[0] == "calls that failed or timed out: 6 in 60 s, 6 in all"
+    assert verdicts(backends=(replace(found, errors_ago_s=11.0),)) == []
+    assert verdicts(backends=(replace(found, errors_new=4),)) == []
+
+
 @pytest.fixture
 def config() -> Iterator[EngineConfig]:
     made = make_config()

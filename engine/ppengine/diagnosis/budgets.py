@@ -62,6 +62,8 @@ STORE_SLOW_S = 1.0
 """Age of a job from which the backend behind it is slow."""
 CORRUPT_TOLD_S = 30.0
 """Wrong bytes of a backend are reported this long after the newest."""
+FAILING_LEAST, FAILING_TOLD_S = 5, 4.0
+"""Least calls of a backend that fail in a window, and the time for which they are reported after the newest."""
 TIER_WINDOW_S = 60.0
 QUOTA_FULL, CHURN_LEAST = 0.95, 60
 """Least used share of its quota, and shards deleted in a window without a hit, from which a backend churns."""

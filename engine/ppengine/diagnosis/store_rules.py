@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ppengine.diagnosis.budgets import (
     CHURN_LEAST,
     CORRUPT_TOLD_S,
+    FAILING_LEAST,
+    FAILING_TOLD_S,
     QUOTA_FULL,
     STOPPED_AFTER_S,
     STORE_ABSENT_S,
@@ -48,6 +50,7 @@ def stores(case: Case) -> list[Verdict]:
         *filter(None, map(_hanging, tiers.stores)),
         *filter(None, map(_corrupt, tiers.backends)),
         *filter(None, map(_broken, tiers.backends)),
+        *filter(None, map(_failing, tiers.backends)),
         *_slow(tiers),
         *filter(None, map(_full, tiers.backends)),
     ]
@@ -125,6 +128,19 @@ def _broken(backend: BackendEvidence) -> _Trouble | None:
     ]
     summary = f"backend {backend.name} is broken: {why}"
     return _Trouble(summary, backend.broken_for_s, lines, f"ppconsole store pause {backend.name}")
+
+
+def _failing(backend: BackendEvidence) -> _Trouble | None:
+    """Return the fault of a backend of which some calls fail and others do not, as on a full disk."""
+    ago = backend.errors_ago_s
+    if ago is None or ago > FAILING_TOLD_S or backend.errors_new < FAILING_LEAST or backend.broken_for_s is not None:
+        return None
+    why = backend.error or "it reports no error"
+    lines = [
+        f"calls that failed or timed out: {backend.errors_new} in {TIER_WINDOW_S:.0f} s, {backend.errors} in all",
+        f"newest error: {why}",
+    ]
+    return _Trouble(f"backend {backend.name} fails: {why}", ago, lines, f"ppconsole store test {backend.name}")
 
 
 def _slow(tiers: TierEvidence) -> list[_Trouble]:

@@ -42,6 +42,11 @@ class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
     broken_for_s: float | None = None
     """Since it is broken or its breaker is not closed; None: it works."""
     errors: int = 0
+    """Calls that failed or timed out since the boot."""
+    errors_new: int = 0
+    """Those of them of the last minute."""
+    errors_ago_s: float | None = None
+    """Since the newest of them; None: none was seen."""
     corrupt: int = 0
     """Shards with a wrong checksum, length or header since the boot."""
     corrupt_new: int = 0

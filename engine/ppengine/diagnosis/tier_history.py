@@ -14,8 +14,8 @@ from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
 _ROLE = re.compile(r"store(\d+)(?:\.(\d+))?")
 _LOOK_NS = 1_000_000_000
 """Nanoseconds between two totals that are kept."""
-_Totals = tuple[int, int, int]
-"""Corrupt and evicted shards, and tokens loaded."""
+_Totals = tuple[int, int, int, int]
+"""Corrupt and evicted shards, tokens loaded, and calls that failed."""
 
 
 class _BackendHistory:
@@ -26,17 +26,22 @@ class _BackendHistory:
         self._last: _Totals | None = None
         self._broken_ns: int | None = None
         self._corrupt_ns: int | None = None
+        self._failed_ns: int | None = None
+        self._error = ""
+        """Newest error, also if calls have succeeded since."""
 
     def evidence(self, now_ns: int, info: BackendInfo) -> BackendEvidence:
         """Enter the present figures and return the evidence."""
         broken = info.state == "broken" or info.breaker != "closed"
         self._broken_ns = (self._broken_ns or now_ns) if broken else None
-        totals = info.corrupt_total, info.evicted_total, info.hit_tokens_total
+        totals = info.corrupt_total, info.evicted_total, info.hit_tokens_total, info.errors_total
+        self._error = info.error or self._error
         if self._last is None or any(now < before for now, before in zip(totals, self._last, strict=True)):
             self._totals.clear()  # Totals of another core.
-            self._corrupt_ns = None
-        elif totals[0] > self._last[0]:
-            self._corrupt_ns = now_ns
+            self._corrupt_ns = self._failed_ns = None
+        else:
+            self._corrupt_ns = now_ns if totals[0] > self._last[0] else self._corrupt_ns
+            self._failed_ns = now_ns if totals[3] > self._last[3] else self._failed_ns
         self._last = totals
         if not self._totals or now_ns - self._totals[-1][0] >= _LOOK_NS:
             self._totals.append((now_ns, totals))
@@ -46,8 +51,9 @@ class _BackendHistory:
         first_ns, first = self._totals[0]
         known = [value for value in (info.read_ms.p99, info.write_ms.p99) if value is not None]
         return BackendEvidence(
-            name=info.name, state=info.state, breaker=info.breaker, error=info.error,
-            broken_for_s=_since(now_ns, self._broken_ns), errors=info.errors_total, corrupt=totals[0],
+            name=info.name, state=info.state, breaker=info.breaker, error=self._error,
+            broken_for_s=_since(now_ns, self._broken_ns), errors=totals[3],
+            errors_new=totals[3] - first[3], errors_ago_s=_since(now_ns, self._failed_ns), corrupt=totals[0],
             corrupt_new=totals[0] - first[0], corrupt_ago_s=_since(now_ns, self._corrupt_ns),
             evicted_new=totals[1] - first[1], hits_new=totals[2] - first[2] if first_ns <= horizon else None,
             fill=None if info.used_bytes is None else info.used_bytes / max(1, info.quota_bytes), queue=info.queue,

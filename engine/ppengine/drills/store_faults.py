@@ -13,7 +13,7 @@ from ppengine.drills import cgroups
 from ppengine.drills.registry import FaultError, Undo, outside
 from ppengine.drills.target import Target, pause
 
-_SHARE = 0.002
+_SHARE = 0.001
 """Share of a processor that a slow store has."""
 _FILE_BYTES = 4096
 """Most bytes of a file that a store may write whose disk is full."""
@@ -39,7 +39,7 @@ def store_stop(target: Target) -> Undo:
 
 @outside("slow", "store", clears=True, on="store", held_out=True)
 def store_slow(target: Target) -> Undo:
-    """The store of stage K gets a five-hundredth of a processor from its cgroup.
+    """The store of stage K gets a thousandth of a processor from its cgroup.
 
     Verdict: the store hangs, or a backend is slow, with the age of the oldest job.
     """

@@ -208,7 +208,7 @@ class BackendFigures(msgspec.Struct, array_like=True):
     breaker: str
     """`closed`, `open`, `half-open`."""
     error: str
-    """Newest error; empty: none since the last success."""
+    """Newest error; empty: none since the last success of such a call."""
     used_bytes: int
     """Bytes of this place's shards; -1: unknown."""
     queue: int

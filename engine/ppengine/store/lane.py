@@ -49,6 +49,8 @@ class Lane:
         """The backend is closed, and no thread is left."""
         self._breaker = Breaker()
         self._error = ""
+        self._failed_kind: Kind = "other"
+        """Kind of the call that gave `_error`."""
         self._open_error = ""
         self._usage = Usage(-1)
         self._usage_due = 0.0
@@ -179,13 +181,14 @@ class Lane:
             self._breaker.fail(now)
             if (before, self._breaker.state) == ("closed", "open"):
                 log.warning("%s is left alone for a while: %s", self.spec.name, outcome.error)
-            self._error = outcome.error
+            self._error, self._failed_kind = outcome.error, kind
             return
         self._breaker.succeed()
         if outcome.corrupt:
-            self._error = outcome.error
+            self._error, self._failed_kind = outcome.error, kind
         elif not outcome.error:
-            self._error = ""
+            if kind == self._failed_kind:
+                self._error = ""  # A read says nothing of a disk that is full.
             if kind in ("read", "write"):
                 names = ("reads", "read_bytes") if kind == "read" else ("writes", "written_bytes")
                 self._counts[names[0]] += 1
