@@ -438,14 +438,14 @@ def test_a_rule_that_trips_is_told_once_and_does_not_end_the_engine(config, monk
     with monkeypatch.context() as patch:
         patch.setattr("ppengine.diagnosis.RULES", (trips,))
         for _ in range(3):
-            Gateway._judge(gateway)
+            Gateway._judge(gateway, time.monotonic())
         (verdict,) = collector.snapshot(1).verdicts
     assert (verdict.stage, verdict.cause) == (None, "undetermined") and verdict.since_s > 0
     assert verdict.summary == "the diagnosis failed: KeyError: 'stage 2'"
     assert 'raise KeyError(f"stage {1 + 1}")' in verdict.evidence[0]
     assert [event.kind for event in events] == ["verdict.raised"] and shown
     assert caplog.text.count("Traceback") == 1
-    Gateway._judge(gateway)
+    Gateway._judge(gateway, time.monotonic())
     assert [event.kind for event in events] == ["verdict.raised", "verdict.cleared"]
 
 
@@ -480,6 +480,15 @@ def test_a_straggler_on_a_card_that_another_process_uses_is_judged_with_it(confi
         named = [f"stage {k} is 1.8x slower than it was: python3 train.py (pid {2**30}) uses 60 % of its card"
                  for k in range(2)]  # fmt: skip
         assert [verdict.summary for verdict in collector.verdicts] == (named if index == 0 else [])
+
+
+def test_a_process_that_was_held_since_its_turn_began_judges_nothing(config):
+    events = []
+    collector = Collector(config, EventLog(events.append))
+    collector.take(core_report(config, mono_ns=time.monotonic_ns() - int(9e9)))
+    assert collector.judge(False, by_ns=time.monotonic_ns() - 1) is False and not collector.verdicts
+    assert collector.judge(False, by_ns=time.monotonic_ns() + int(60e9)) is True
+    assert [verdict.cause for verdict in collector.verdicts] == ["core"]
 
 
 def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(config, monkeypatch):

@@ -204,10 +204,13 @@ class Collector:
 
     # --- judgement ------------------------------------------------------------------------------------------
 
-    def judge(self, stopping: bool, stacks: Mapping[tuple[int | None, int], Stack] | None = None) -> bool:
+    def judge(
+        self, stopping: bool, stacks: Mapping[tuple[int | None, int], Stack] | None = None, by_ns: int | None = None
+    ) -> bool:
         """Diagnose again, with one event for each new or cleared verdict. Return whether there was one.
 
-        `stacks`: by stage and pid, those taken for known faults.
+        `stacks`: by stage and pid, those taken for known faults. After `by_ns` nothing is judged: this
+        process was held since its turn began, and all reports look old.
         """
         self.news = False
         core_process = self.processes.core()
@@ -221,6 +224,8 @@ class Collector:
         if self.core is not None and self.core.engine.state == "stopped":
             stopping = True
         now_ns = time.monotonic_ns()
+        if by_ns is not None and now_ns > by_ns:
+            return False
         evidence = self._tracker.build(
             now_ns, self.core, glanced(self._sightings, now_ns), self.processes.report, core_state, faults=self._faults,
             core_tracer=core_tracer, core_frozen=core_frozen, stacks=stacks, stopping=stopping,

@@ -105,6 +105,8 @@ class Gateway:
         self._to_collector = frames.Codec(ToCollector)
         self._from_front = frames.Codec(FromFront)
         self._refresh: set[bytes] = set()
+        self._judge_by_ns: int | None = None
+        """Time until which the present turn may judge."""
         self._published = 0.0
         self._spacing = min(_REFRESH_S, 0.5 / config.profile.console.publish_hz)
         self._core_was_there = False
@@ -139,7 +141,7 @@ class Gateway:
                 self._collector.restart_clock()
             if judging:
                 judge_due, settling = now + JUDGE_S, False
-                self._judge()
+                self._judge(now)
             if now >= fast_due and self._publisher.wanted(frames.TOPIC_SNAPSHOT):
                 fast_due = max(fast_due + period, now)
                 self._refresh.add(frames.TOPIC_SNAPSHOT)
@@ -191,7 +193,8 @@ class Gateway:
             self._on_collect()
         return _SETTLE_S if self._journal.follows else 0.0
 
-    def _judge(self) -> None:
+    def _judge(self, now: float) -> None:
+        self._judge_by_ns = int((now + _AWAY_S) * 1e9)
         self._take_report()
         self._parent_memory.look()
         if self._guarded(self._diagnose):
@@ -226,7 +229,7 @@ class Gateway:
             return changed
 
     def _diagnose(self) -> bool:
-        changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks)
+        changed = self._collector.judge(self._consoles.commands.stopping, self._probe.stacks, self._judge_by_ns)
         # The rings before the stacks: taking those stops a stage for a moment.
         waits = self._collector.waits() if self._collector.verdicts else []
         self._recorder.look(self._collector.verdicts, waits, self._collector.retired())
@@ -361,6 +364,7 @@ class Gateway:
 
     def _publish_end(self, why: str) -> None:
         """Publish the last event and the last snapshot."""
+        self._judge_by_ns = None
         self._guarded(self._diagnose)
         self._consoles.commands.core_lost("the engine stops")
         self._events.say("engine.stopped", why)
