@@ -194,7 +194,7 @@ class Service:
                 raise invalid(text, field)
         most, longest = self.config.max_model_len, max(map(len, prompts))
         if longest >= most or sum(map(len, prompts)) > TOKENS_MOST:
-            # Reading so many numbers would hold up the core, and with it all requests.
+            # Reading millions of numbers would hold up the core, and with it all requests.
             text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
             many = f"the prompts have {sum(map(len, prompts))} tokens; at most {TOKENS_MOST} are taken at once"
             raise _too_long(text if longest >= most else many, "prompt")
