@@ -499,6 +499,20 @@ def test_the_fourth_death_within_ten_minutes_leaves_it_down() -> None:
     assert world.generation == 6, "the count is of the last ten minutes"
 
 
+def test_a_requested_restart_outlives_a_death_that_is_reported_with_it() -> None:
+    world = running()
+    for generation in range(1, 4):
+        ended(world, 1, generation=generation)
+        back(world)
+    name = f"c{world._count + 1}"
+    world.say(RestartStage(stage=1))
+    ended(world, 1, generation=4)
+    back(world)
+    end = world.last(name)
+    assert isinstance(end, Outcome) and end.state == "applied", end
+    assert world.engine.health.state == "serving"
+
+
 def test_never_means_never() -> None:
     world = running(restart="never")
     shrink = world.set_memory(0.4)

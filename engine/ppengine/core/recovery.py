@@ -113,7 +113,7 @@ class Recovery:
         """Begin a generation if one is due, restart stages that linger in the old one, go on when all have met."""
         self._lose_silent()
         requested = [record for record in self._stages if record.restart_due]
-        restarted, reconnected = self._act_on_losses()
+        restarted, reconnected = self._act_on_losses(requested=bool(requested))
         if requested:
             for record in self._stages:
                 record.restart_due = False
@@ -141,8 +141,11 @@ class Recovery:
             if starts and (why := record.life.missing(now)):
                 self._stages.lose(record, why, now)
 
-    def _act_on_losses(self) -> tuple[list[StageRecord], list[StageRecord]]:
-        """Return the lost stages to restart, and those for which a new generation is enough."""
+    def _act_on_losses(self, *, requested: bool) -> tuple[list[StageRecord], list[StageRecord]]:
+        """Return the lost stages to restart, and those for which a new generation is enough.
+
+        In a turn with a requested restart, all that are lost are restarted with it: no loss keeps the engine down.
+        """
         now, restarted, reconnected = self._clock(), [], []
         link: LinkBroke | None = None
         for record in self._stages.lost:
@@ -167,16 +170,17 @@ class Recovery:
             if record.loss is not None and isinstance(record.loss.fact, Lost):
                 self._note(record.loss.fact)
             if not self._health.down:
-                self._judge(record, now, loading=loading)
+                self._judge(record, now, loading=loading, requested=requested)
         return restarted, reconnected
 
-    def _judge(self, record: StageRecord, now: float, *, loading: bool) -> None:
+    def _judge(self, record: StageRecord, now: float, *, loading: bool, requested: bool) -> None:
         """Stay down if a lost stage must not be restarted automatically; try one again that did not come up."""
         first = self._stages.loss
         if self.automatic and loading and not record.cordoned:
             self._tries.failed()
             return
-        self._refusal = refusal(record, first, now) if self.automatic else Refusal(first)
+        refused = refusal(record, first, now) if self.automatic else Refusal(first)
+        self._refusal = None if requested else refused
         if self._refusal is not None:
             self.stay_down(self._refusal.text)
 
