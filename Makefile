@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
 # Engines wait more than they work: unit tests and checks run beside them, and give way to them.
-# Each of the three prints its output when it has ended.
+# Each of the three prints its output when it has ended. A test that fails runs once more alone (tests/again.py).
 test: $(VENV)/.test
 	@echo "Running checks, unit tests and end-to-end tests side by side"
 	@$(MAKE) --no-print-directory -j3 --output-sync=target check unit end-to-end
@@ -24,11 +24,11 @@ test: PIP += --no-compile --no-warn-conflicts
 # Some machines have Python write no bytecode: each of hundreds of engine processes would compile all sources.
 test unit end-to-end: export PYTHONDONTWRITEBYTECODE :=
 unit: $(VENV)/.test
-	@nice $(BIN)/python -m pytest -n $$(nproc) --ignore tests/end_to_end tests
+	@nice $(BIN)/python tests/again.py .pytest_cache/unit -n $$(nproc) --ignore tests/end_to_end tests
 
 # Tests that share an engine go to one worker, the long ones first (tests/end_to_end/conftest.py).
 end-to-end: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadgroup --no-loadscope-reorder tests/end_to_end
+	@$(BIN)/python tests/again.py .pytest_cache/end_to_end -n $$(( $$(nproc) > 4 ? $$(nproc) / 2 : 2 )) --dist loadgroup --no-loadscope-reorder tests/end_to_end
 
 check: $(VENV)/.test
 	@nice $(BIN)/ruff check . && nice $(BIN)/ruff format --check . && nice $(BIN)/mypy && nice $(BIN)/lint-imports
