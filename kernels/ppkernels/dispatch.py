@@ -64,6 +64,12 @@ def _few_rows(inputs: Tensor, weight: Tensor) -> bool:
     return 0 < rows <= MOST_ROWS and width <= WIDEST and plain
 
 
+def _same_blocks(source: Tensor, target: Tensor) -> bool:
+    """Return whether the blocks of both are of the same bytes, each in one run of memory of the host."""
+    alike = target.is_cpu and source.dtype == target.dtype and source.shape[1:] == target.shape[1:]
+    return alike and len(source) > 0 < len(target) and source[0].is_contiguous() and target[0].is_contiguous()
+
+
 TABLE = {
     "silu_and_mul": Row("activation", cpu=lambda x: x.is_contiguous() and cpu.one_thread(), gpu=_dense_rows),
     "rms_norm": Row("norms", cpu=lambda x, weight: x.is_contiguous() and weight.dim() == 1,
@@ -79,7 +85,7 @@ TABLE = {
     "few_rows": Row("few_rows", cpu=None, gpu=_few_rows),
     "sample": Row("sampling", cpu=None, gpu=_dense_rows),
     "weighted_sum": Row("weighted_sum", cpu=None, gpu=_whole),
-    "copy_run": Row("block_copy", cpu=None, gpu=lambda source, target: source.device == target.device),
+    "copy_run": Row("block_copy", cpu=_same_blocks, gpu=lambda source, target: source.device == target.device),
 }  # fmt: skip
 
 

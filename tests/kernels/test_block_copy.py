@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from ppkernels.block_copy import copy_blocks, independent_runs
+from ppkernels.block_copy import copy_blocks, copy_layers, independent_runs
 
 
 def loop(source: torch.Tensor, target: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
@@ -35,6 +35,27 @@ def test_any_list_between_two_tensors(seed: int) -> None:
     copy_blocks(device, host, pairs)
     torch.testing.assert_close(host, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(device, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_layers_with_other_strides_and_types(dtype: torch.dtype) -> None:
+    """A slot of the host has all layers in one run of memory, and a bfloat16 block is copied by torch."""
+    device = [torch.randn((8, 2, 4, 2, 3)).to(dtype) for _ in range(3)]
+    pool = torch.zeros((5, 3, 2, 4, 2, 3), dtype=dtype)
+    host = [pool[:, layer] for layer in range(3)]
+    copy_layers(device, host, [(7, 0), (2, 4), (0, 2)])
+    for layer, source in enumerate(device):
+        assert torch.equal(host[layer], torch.stack([source[7], source[7] * 0, source[0], source[7] * 0, source[2]]))
+    back = [torch.zeros_like(source) for source in device]
+    copy_layers(host, back, [(4, 2), (0, 7), (2, 0)])
+    for source, target in zip(device, back, strict=True):
+        assert torch.equal(target[[0, 2, 7]], source[[0, 2, 7]]) and target[[1, 3, 4, 5, 6]].count_nonzero() == 0
+
+
+def test_blocks_that_are_no_run_of_memory() -> None:
+    source, target = torch.randn((4, 3, 5)), torch.zeros((4, 5, 3)).transpose(1, 2)
+    copy_blocks(source, target, [(1, 2), (3, 0)])
+    assert torch.equal(target[[2, 0]], source[[1, 3]]) and target[[1, 3]].count_nonzero() == 0
 
 
 def test_a_chain_moves_what_the_pair_before_wrote() -> None:
