@@ -1,9 +1,11 @@
 """The host cache on and off: its cost if nothing is found, and chats whose contexts exceed the device.
 
-python tests/engine/bench_host_tier.py plain|chat [--profile tiny] [--rounds N] [--set a.b=c]
+python tests/engine/bench_host_tier.py plain|chat|prefix [--profile tiny] [--rounds N] [--set a.b=c] [--on a.b=c]
 
-Two engines take turns, and the idle one waits. `plain`: prompts that begin like no other. `chat`: some
-chats at once; each turn sends all before it, and together they need `--times` the blocks of the device.
+Two engines take turns, and the idle one waits; `--on` is set in the second one alone, such as a backend. `plain`:
+prompts that begin like no other. `chat`: some chats at once; each turn sends all before it, and together they need
+`--times` the blocks of the device. `prefix`: prompts of `--prefix` tokens come twice, one by one. Between, others of
+`--times` the blocks of the device push them out of it, or out of the host as well. The second time counts.
 """
 
 from __future__ import annotations
@@ -111,6 +113,18 @@ def chat(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Rou
     return total, answers
 
 
+def prefix(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Round, list[list[int]]]:
+    """Measure long prompts whose prefix has left the device."""
+    source = random.Random(seed)
+    known = [words(source, options.prefix) for _ in range(options.requests)]
+    asked = [prompt + words(source, 8) for prompt in known]
+    drive(engine, iter(known), 1, 1)
+    others = int(options.times * engine.num_blocks * 16 / options.prefix) + 1
+    drive(engine, (words(source, options.prefix) for _ in range(others)), 1, 1)
+    time.sleep(SETTLE_S)
+    return drive(engine, iter(asked), options.outputs, 1)
+
+
 def tiers_of(engine: LLMEngine) -> Any:
     """Return the tiers of an engine's picture."""
     ran = subprocess.run(
@@ -129,22 +143,27 @@ def shown(each: Round) -> str:
     )
 
 
+WORKLOADS = {"plain": plain, "chat": chat, "prefix": prefix}
+
+
 def main() -> None:
     """Run rounds of both engines in turn and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=["plain", "chat"])
+    parser.add_argument("workload", choices=list(WORKLOADS))
     parser.add_argument("--profile", default="tiny")
     parser.add_argument("--set", action="append", default=[], dest="settings")
-    for name, default in (("rounds", 5), ("requests", 64), ("outputs", 32), ("turns", 4), ("ask", 60), ("at-once", 4)):
+    parser.add_argument("--on", action="append", default=[])
+    for name, default in (("rounds", 5), ("requests", 64), ("outputs", 32), ("turns", 4), ("ask", 60), ("at-once", 4),
+                          ("prefix", 1024)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--times", type=float, default=4.0)
     options = parser.parse_args()
-    measure = plain if options.workload == "plain" else chat
+    measure = WORKLOADS[options.workload]
     rounds: dict[str, list[Round]] = {"off": [], "on": []}
     with ExitStack() as stack:
         engines = {
             name: stack.enter_context(LLMEngine(load_profile(options.profile, [*options.settings, *more])))
-            for name, more in (("off", []), ("on", ON))
+            for name, more in (("off", []), ("on", [*ON, *options.on]))
         }
         print({name: engine.num_blocks for name, engine in engines.items()}, "blocks")
         for number in range(options.rounds + 1):
