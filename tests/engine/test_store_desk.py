@@ -190,6 +190,26 @@ def test_a_corrupt_chunk_is_deleted_everywhere_and_written_again():
     world.check_tiers()
 
 
+def test_a_chunk_that_this_engine_wrote_and_that_was_lost_is_written_again():
+    world = TierWorld()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all()
+    world.now += 0.1
+    world.run()
+    world.answer_all()
+    ((_, namespace, key), *_) = sorted(world.disk.markers)
+    assert len(world.disk.markers) == 3
+    del world.disk.markers["nvme0", namespace, key]
+    world.engine.tiers.known.missed(key, "nvme0")
+    world.submit(PROMPT, name="s", max_tokens=1)
+    world.answer_all()
+    world.now += 0.1
+    world.run()
+    world.answer_all()
+    assert len(world.disk.markers) == 3
+    world.check_tiers()
+
+
 def test_a_marker_without_its_shard_is_deleted():
     disk = filled()
     gone = [name for name in disk.shards if name[3] == B][-1]

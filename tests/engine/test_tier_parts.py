@@ -93,10 +93,24 @@ def test_known_chunks_answer_for_a_while():
     assert known.lookup([b"a", b"b"], set()) == ([], True), "nothing may be read"
     now[0] += ABSENT_S
     assert known.lookup([b"a", b"b", b"c"], usable) == ([found()] * 2, False)
-    known.missed(b"a")
+    known.missed(b"a", "nvme0")
     assert known.lookup([b"a"], usable) == ([], True)
     known.drop_backend("nvme0")
     assert known.lookup([b"b"], usable) == ([], False)
+
+
+def test_a_chunk_may_be_in_several_backends():
+    known = KnownChunks(lambda: 0.0)
+    known.put(b"a", found())
+    known.put(b"a", found("mem"))
+    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([found()], True)
+    assert known.lookup([b"a"], {"mem"}) == ([found("mem")], True), "the first one is paused"
+    assert known.lookup([b"a"], {"s3"}) == ([], False), "a backend that was not asked about may have it"
+    known.missed(b"a", "nvme0")
+    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([found("mem")], True)
+    assert not known.has(b"a", "nvme0") and known.has(b"a", "mem")
+    known.missed(b"a", "mem")
+    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([], True)
 
 
 def test_known_chunks_are_bounded():
@@ -104,7 +118,7 @@ def test_known_chunks_are_bounded():
     for key in b"abcd":
         known.put(bytes([key]), found())
         known.lookup([b"a"], {"nvme0"})
-    assert known.get(b"a") and known.get(b"d") and not known.get(b"b")
+    assert [known.has(bytes([key]), "nvme0") for key in b"abcd"] == [True, False, True, True]
 
 
 def test_a_fetch_is_begun_if_it_is_faster():

@@ -28,7 +28,7 @@ CANDIDATES_MOST = 1024
 WAIT_S = 60.0
 """Seconds for that."""
 KNOWN_MOST = 100_000
-"""Chunks whose uses are counted, that are written, or whose blocks are known."""
+"""Chunks whose uses are counted, or whose blocks are known."""
 LOOK_S = 0.02
 """Seconds between two looks at the candidates."""
 LOOKS_MOST = 16
@@ -61,8 +61,6 @@ class ChunkWriter:
     """Chunks that should have been written and were not."""
     _uses: OrderedDict[bytes, int] = field(init=False, default_factory=OrderedDict)
     _candidates: OrderedDict[Name, _Candidate] = field(init=False, default_factory=OrderedDict)
-    _written: OrderedDict[Name, None] = field(init=False, default_factory=OrderedDict)
-    """Chunks that a backend has got, and may have evicted since."""
     _members: OrderedDict[bytes, Chunk] = field(init=False, default_factory=OrderedDict)
     """Chunks by the digests of their blocks, for backends that get evicted ones."""
     _open: set[Name] = field(init=False, default_factory=set)
@@ -111,8 +109,7 @@ class ChunkWriter:
         self._candidates[name] = _Candidate(chunk, self._clock() + WAIT_S)
 
     def _has(self, name: Name) -> bool:
-        known = self._known.get(name[1])
-        return name in self._written or (known is not None and known.backend == name[0])
+        return self._known.has(name[1], name[0])
 
     # --- puts -----------------------------------------------------------------------------------------------
 
@@ -239,9 +236,7 @@ class ChunkWriter:
             self._fail(pools, name)
             return
         self._open.discard(name)
-        _keep(self._written, name, None)
-        if self._known.get(name[1]) is None:
-            self._known.put(name[1], FoundChunk(name[0], marker))
+        self._known.put(name[1], FoundChunk(name[0], marker))
 
     def _fail(self, pools: OpenPools, name: Name) -> None:
         self._open.discard(name)
@@ -259,16 +254,6 @@ class ChunkWriter:
         """Forget the chunks that a backend was to get."""
         for name in [name for name in self._candidates if name[0] == backend]:
             del self._candidates[name]
-
-    def missed(self, backend: str, key: bytes) -> None:
-        """Note that a backend has a chunk no longer: it may be written once more."""
-        self._written.pop((backend, key), None)
-
-    def drop_backend(self, backend: str) -> None:
-        """Forget what a backend has and what it was to get."""
-        self.drop_candidates(backend)
-        for name in [name for name in self._written if name[0] == backend]:
-            del self._written[name]
 
 
 def _keep(known: OrderedDict[Key, Value], key: Key, value: Value) -> None:

@@ -31,26 +31,26 @@ class KnownChunks:
 
     _clock: Callable[[], float]
     _present_most: int = PRESENT_MOST
-    _present: OrderedDict[bytes, FoundChunk] = field(init=False, default_factory=OrderedDict)
+    _present: OrderedDict[bytes, tuple[FoundChunk, ...]] = field(init=False, default_factory=OrderedDict)
+    """Where each chunk is: one of the backends may be paused, broken or slow."""
     _absent: OrderedDict[bytes, float] = field(init=False, default_factory=OrderedDict)
     """Time at which each is forgotten; in this order, too."""
 
     def __len__(self) -> int:
         return len(self._present) + len(self._absent)
 
-    def get(self, key: bytes) -> FoundChunk | None:
-        """Return a chunk that is there; None: it is not, or not known."""
-        return self._present.get(key)
+    def has(self, key: bytes, backend: str) -> bool:
+        """Return whether a chunk is known to be in a backend."""
+        return any(one.backend == backend for one in self._present.get(key, ()))
 
     def lookup(self, keys: Sequence[bytes], usable: Collection[str]) -> Known:
-        """Return the known prefix of `keys`. `usable`: names of backends that may be read; others end it."""
+        """Return the known prefix of `keys`. `usable`: names of backends that may be read."""
         chunks: list[FoundChunk] = []
         for key in keys:
-            found = self._present.get(key)
+            found = next((one for one in self._present.get(key, ()) if one.backend in usable), None)
             if found is None:
-                return Known(chunks, self.absent(key))
-            if found.backend not in usable:
-                return Known(chunks, True)
+                # Nothing may be read, or a question is needed: a backend that may be read can have it, too.
+                return Known(chunks, not usable or self.absent(key))
             self._present.move_to_end(key)
             chunks.append(found)
         return Known(chunks, True)
@@ -63,23 +63,32 @@ class KnownChunks:
             self._note_absent(keys[len(chunks)])
 
     def put(self, key: bytes, chunk: FoundChunk) -> None:
-        """Note a chunk that is there."""
+        """Note a chunk that is there; this replaces an older marker of the same backend."""
         self._absent.pop(key, None)
-        self._present[key] = chunk
+        others = [one for one in self._present.get(key, ()) if one.backend != chunk.backend]
+        self._present[key] = (*others, chunk)
         self._present.move_to_end(key)
         if len(self._present) > self._present_most:
             self._present.popitem(last=False)
 
-    def missed(self, key: bytes) -> None:
-        """Note that a chunk which was known to be there could not be read: it counts as absent for a while."""
-        self._present.pop(key, None)
-        self._note_absent(key)
+    def missed(self, key: bytes, backend: str) -> None:
+        """Note that a chunk could not be read from a backend: it counts as absent for a while, if no other has it."""
+        self._drop(key, backend)
+        if key not in self._present:
+            self._note_absent(key)
 
     def drop_backend(self, backend: str) -> None:
         """Forget the chunks of a backend, and those that were not there: another backend may have them."""
-        for key in [key for key, found in self._present.items() if found.backend == backend]:
-            del self._present[key]
+        for key in list(self._present):
+            self._drop(key, backend)
         self._absent.clear()
+
+    def _drop(self, key: bytes, backend: str) -> None:
+        others = tuple(one for one in self._present.get(key, ()) if one.backend != backend)
+        if others:
+            self._present[key] = others
+        else:
+            self._present.pop(key, None)
 
     def forget_absent(self, keys: Iterable[bytes] | None = None) -> None:
         """Forget that `keys` were not there; without `keys`, all."""

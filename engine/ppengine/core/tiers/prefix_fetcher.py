@@ -133,7 +133,7 @@ class PrefixFetcher:
         for chunk, one in zip(waiting.chunks[first:], known.chunks, strict=False):
             marker = one.marker
             if len(marker.sums) != len(pools.places) or marker.blocks != pools.chunk_blocks:
-                self._known.missed(chunk.key)
+                self._known.missed(chunk.key, one.backend)
                 self._delete(pools, one.backend, chunk.key)
                 break
             found.append(one)
@@ -260,7 +260,7 @@ class PrefixFetcher:
     def _note_failures(self, pools: OpenPools, run: Run) -> None:
         """Forget chunks that could not be read; corrupt ones are deleted everywhere."""
         for chunk, answer in run.failures:
-            self._known.missed(chunk.key)
+            self._known.missed(chunk.key, run.backend)
             if answer.corrupt or answer.error.endswith(GONE):
                 self._delete(pools, run.backend, chunk.key)
             if answer.corrupt:

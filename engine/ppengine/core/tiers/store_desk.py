@@ -218,7 +218,7 @@ class StoreDesk:
     def forget_chunks(self, backend: str) -> None:
         """Forget which chunks a backend has."""
         self.known.drop_backend(backend)
-        self.writer.drop_backend(backend)
+        self.writer.drop_candidates(backend)
 
     def forget(self, backend: str) -> None:
         """Forget a backend."""
