@@ -32,7 +32,7 @@ class KnownChunks:
     _clock: Callable[[], float]
     _present_most: int = PRESENT_MOST
     _present: OrderedDict[bytes, tuple[FoundChunk, ...]] = field(init=False, default_factory=OrderedDict)
-    """Where each chunk is: one of the backends may be paused, broken or slow."""
+    """Backends of each chunk: one of them may be paused or broken."""
     _absent: OrderedDict[bytes, float] = field(init=False, default_factory=OrderedDict)
     """Time at which each is forgotten; in this order, too."""
 
