@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -230,3 +231,16 @@ def test_is_finite(dtype: torch.dtype) -> None:
         worse = values.clone()
         worse[2, 3] = bad
         assert not is_finite(worse)
+
+
+def test_a_rank_of_several_runs_no_layer_again(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers may have found nothing: a second run would meet other calls of theirs."""
+    line = Line(folders["llama"])
+    line.add(0, 5)
+    line.poison("layers.2.mlp.down_proj")
+    model = line.stages[1].model
+    monkeypatch.setattr(model, "group", SimpleNamespace(rank=1, size=2))
+    monkeypatch.setattr(model, "parts", None)
+    line.run((0, 0, 5))
+    (finding,) = (one for one in line.findings() if "layers 2 to 3" in one.summary)
+    assert any("layers.2.mlp.down_proj" in fact for fact in finding.evidence)

@@ -3,7 +3,7 @@
 While all is well it costs one pass over the results of the stage. On a GPU the host looks when the
 step is done, and waits for nothing before (`cuda.cuda_runner`). At the first value that is no
 number, the step's layers run once more on the same input (they write the same keys and values) and
-stop at the first part that fails.
+stop at the first part that fails. A stage of several ranks names weights and KV blocks instead.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class FiniteCheck:
 
     def explain(self, number: int, plan: Plan, batch: Batch, hidden: Tensor, out: Tensor) -> None:
         """Find the origin of values in `out` that are not finite. `batch` is the plan's, in the kernels' memory."""
-        if is_finite(hidden) and out.is_cuda and self._model.group.size > 1:
-            # Another run of the layers would meet other calls of the other ranks: their devices are ahead or behind.
+        if is_finite(hidden) and self._model.group.size > 1:
+            # Another run of the layers would meet other calls of the other ranks, which may have found nothing.
             self._name(number, plan, out)
         elif is_finite(hidden):
             self._trace(number, plan, batch, hidden, out)
