@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.bench import __main__ as bench_main
 from ppengine.bench.__main__ import advice
-from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, table
+from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, slowest, table
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
@@ -205,6 +205,26 @@ def on_device(stage: int, ms: float) -> StageTimes:
     host = {"own_ms": 1.0, "compute_ms": 1.0, "layers_ms": 1.0, "sample_ms": 0.0, "send_ms": 0.0, "memory_ms": 0.0}
     device = DeviceTimes(busy=0.9, ms=ms, gbps=3000.0)
     return StageTimes(stage, 10, idle=0.1, device=0.5, other_ms=0.0, gbps=1.0, on_device=device, **host)
+
+
+def test_ranks_are_shown_with_the_one_that_comes_late(tmp_path: Path) -> None:
+    rings = [RingWriter(tmp_path / f"s0.{rank}.main.ring", "main", 0, rank) for rank in range(2)]
+    profile = Profile(name="x", model=ModelConfig(path="m"), parallel=ParallelConfig(tensor=2))
+    with Breakdown(msgspec.structs.replace(one_stage(tmp_path), profile=profile)) as seen:
+        for ring, wait_ms in zip(rings, (1, 20), strict=True):
+            begun = time.monotonic_ns()
+            for kind, since_ms, ms in ((Kind.STEP, 0, 30), (Kind.FORWARD, 1, 28), (Kind.ALL_REDUCE, 2, wait_ms)):
+                at = begun + since_ms * MS
+                ring.begin(kind, 1, size=1, begun_ns=at, returned_ns=at, done_ns=at + ms * MS)
+    first, second = seen.stages
+    assert (first.rank, first.ranks_ms, second.rank, second.ranks_ms) == (0, 1, 1, 20)
+    assert (first.own_ms, second.own_ms) == (29, 10), "a wait for another rank is no work"
+    lines = table(seen.stages, 10.0)
+    assert [line.split()[0] for line in lines[2:4]] == ["0.0", "0.1"] and max(map(len, lines)) <= 80
+    assert ["comes last" in line for line in lines[-2:]] == [True, False]
+    assert [each.rank for each in slowest(seen.stages)] == [0]
+    for ring in rings:
+        ring.close()
 
 
 def test_the_tables_of_gpus_fit_a_terminal() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ppengine.bench.beside import beside_vllm, check_installed
-from ppengine.bench.breakdown import Breakdown, StageTimes, table
+from ppengine.bench.breakdown import Breakdown, StageTimes, slowest, table
 from ppengine.bench.command_line import (
     Overdue,
     Parser,
@@ -176,7 +176,8 @@ def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments:
     with Breakdown(config, 0 if spec.tie_word_embeddings and config.stages == 1 else looked_up) as seen:
         seconds = run_engine(llm, jobs)
     made = sum(job.output_len for job in jobs)
-    gbps, tflops = arguments.gbps or rates.copy_gbps, arguments.tflops or rates.product_tflops
+    ranks = config.groups.tensor
+    gbps, tflops = ranks * (arguments.gbps or rates.copy_gbps), ranks * (arguments.tflops or rates.product_tflops)
     limit = made / limit_seconds(spec, rates.item_bytes, jobs, config.stages, gbps, tflops)
     speed = made / seconds
     say(
@@ -189,8 +190,8 @@ def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments:
     print(f"one more round {speed:9.1f} output tokens/s, {speed / limit:.3f} of the limit {limit:,.1f}: what")
     print(f"               {gbps:,.1f} GB/s and {tflops:,.3f} TFLOP/s a stage allow ({rates.device})")
     print("\n".join(table(seen.stages, rates.copy_gbps)) if seen.stages else f"no breakdown: {seen.problem}")
-    if len(seen.stages) > 1:
-        print(advice([end - start for start, end in config.layers], seen.stages))
+    if len(config.layers) > 1 and seen.stages:
+        print(advice([end - start for start, end in config.layers], slowest(seen.stages)))
 
 
 def advice(layers: list[int], stages: list[StageTimes]) -> str:

@@ -14,10 +14,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ppengine.agent.ring_state import WAITS, Track
+from ppengine.agent.ring_state import RANK_WAITS, WAITS, Track
 from ppengine.agent.stage_watch import RingFile
 from ppengine.common.config import EngineConfig
 from ppengine.common.ring import BEGUN_NS, DETAIL, DONE_NS, KIND, SEQ, SIZE, Gauge, Kind, RingReader, Row
+from ppengine.protocol.place import Place
 
 LOOK_S = 0.05
 """A ring holds 4,096 records: at ten a step and a thousand steps a second, 0.4 s."""
@@ -95,7 +96,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """One stage during a run. Milliseconds are those of the host, a micro-batch."""
+    """One rank of a stage during a run. Milliseconds are those of the host, a micro-batch."""
 
     stage: int
     micro_batches: int
@@ -117,6 +118,23 @@ class StageTimes:
     """Weights once a micro-batch, and the keys and values of its context, over the whole run."""
     on_device: DeviceTimes | None = None
     """None where the host's cores do the work."""
+    rank: int = 0
+    """Tensor rank of the stage."""
+    ranks_ms: float = 0.0
+    """Waits for other ranks of its stage. Ranks on GPUs wait on their devices: 0."""
+
+
+def slowest(stages: list[StageTimes]) -> list[StageTimes]:
+    """Return the rank of each stage that works longest: the others wait for it."""
+    found: dict[int, StageTimes] = {}
+    for each in stages:
+        if each.stage not in found or _work_ms(each) > _work_ms(found[each.stage]):
+            found[each.stage] = each
+    return list(found.values())
+
+
+def _work_ms(stage: StageTimes) -> float:
+    return stage.own_ms if stage.on_device is None else stage.on_device.ms
 
 
 def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
@@ -125,26 +143,40 @@ def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
         "       micro-  share of run  |      ms a micro-batch: its own     |  read  of a",
         "stage batches   idle  device |   all  work sampl  send   mem rest |  GB/s  copy",
     ]
-    for stage in stages:
+    several = any(stage.rank for stage in stages)
+    names = [f"{stage.stage}.{stage.rank}" if several else str(stage.stage) for stage in stages]
+    for name, stage in zip(names, stages, strict=True):
         parts = stage.own_ms, stage.compute_ms, stage.sample_ms, stage.send_ms, stage.memory_ms, stage.other_ms
         lines.append(
-            f"{stage.stage:5}{stage.micro_batches:8}{stage.idle:7.2f}{stage.device:8.2f} |"
+            f"{name:>5}{stage.micro_batches:8}{stage.idle:7.2f}{stage.device:8.2f} |"
             f"{''.join(f'{part:6.2f}' for part in parts[:-1])}{parts[-1]:5.2f} |"
             f"{stage.gbps:6.1f}{stage.gbps / copy_gbps:6.2f}"
         )
-    devices = [(stage.stage, stage.on_device) for stage in stages if stage.on_device is not None]
+    devices = [(name, stage.on_device) for name, stage in zip(names, stages, strict=True) if stage.on_device]
     if devices:
         lines.append("stage  device: busy   ms a micro-batch   read GB/s while busy   of a copy")
-    for k, each in devices:
-        lines.append(f"{k:5}{each.busy:14.2f}{each.ms:19.2f}{each.gbps:23.1f}{each.gbps / copy_gbps:12.2f}")
+    for name, each in devices:
+        lines.append(f"{name:>5}{each.busy:14.2f}{each.ms:19.2f}{each.gbps:23.1f}{each.gbps / copy_gbps:12.2f}")
+    return lines + _rank_lines(stages, names)
+
+
+def _rank_lines(stages: list[StageTimes], names: list[str]) -> list[str]:
+    """Return the waits of ranks for each other; the one that waits least comes late."""
+    if not any(stage.ranks_ms for stage in stages):
+        return []
+    lines = ["stage  ms a micro-batch that a rank waits for others of its stage"]
+    for name, stage in zip(names, stages, strict=True):
+        least = min(each.ranks_ms for each in stages if each.stage == stage.stage)
+        late = "   comes last, the others wait for it" if stage.ranks_ms == least else ""
+        lines.append(f"{name:>5}{stage.ranks_ms:10.2f}{late}")
     return lines
 
 
 class Breakdown:
     """Reads the main rings of an engine of this host while the block lasts; `stages` has the result then.
 
-    `looked_up`: bytes of the first stage's weights of which a step reads a few rows, the embedding. `problem`: why
-    there is no result.
+    `looked_up`: bytes of the first stage's weights of which a step reads a few rows, the embedding, which its ranks
+    divide. `problem`: why there is no result.
     """
 
     def __init__(self, config: EngineConfig, looked_up: int = 0) -> None:
@@ -156,7 +188,8 @@ class Breakdown:
 
     def __enter__(self) -> Breakdown:
         self._since_ns = time.monotonic_ns()
-        self._paths = [Path(self._config.ring_dir) / f"s{stage}.0.main.ring" for stage in range(self._config.stages)]
+        folder = Path(self._config.ring_dir)
+        self._paths = [folder / f"s{place.stage}.{place.rank}.main.ring" for place in self._config.groups.places]
         self._files = [RingFile(path, path.stat().st_ino, Times(self._since_ns)) for path in self._paths]
         self._thread.start()
         return self
@@ -167,14 +200,15 @@ class Breakdown:
         for file in self._files:
             file.read()
         now_ns = time.monotonic_ns()
-        for stage, (path, file) in enumerate(zip(self._paths, self._files, strict=True)):
+        for place, path, file in zip(self._config.groups.places, self._paths, self._files, strict=True):
             times = file.track
             assert isinstance(times, Times)
             if path.stat().st_ino != file.inode:
-                self.problem = f"stage {stage} was restarted meanwhile"
+                self.problem = f"{self._config.groups.text(place)} was restarted meanwhile"
             elif times.lost:
-                self.problem = f"stage {stage} recorded faster than was read: {times.lost} records are lost"
-            self.stages.append(self._times(stage, file.reader, times, now_ns))
+                name = self._config.groups.text(place)
+                self.problem = f"{name} recorded faster than was read: {times.lost} records are lost"
+            self.stages.append(self._times(place, file.reader, times, now_ns))
             file.reader.close()
         if self.problem:
             self.stages = []
@@ -184,10 +218,12 @@ class Breakdown:
             for file in self._files:
                 file.read()
 
-    def _times(self, stage: int, reader: RingReader, times: Times, now_ns: int) -> StageTimes:
+    def _times(self, place: Place, reader: RingReader, times: Times, now_ns: int) -> StageTimes:
         run_s = (now_ns - self._since_ns) / 1e9
         token_bytes = reader.gauge(Gauge.BLOCK_BYTES) / self._config.profile.memory.block_size
-        weights = reader.gauge(Gauge.WEIGHTS_BYTES) - (0 if stage else self._looked_up)
+        weights = reader.gauge(Gauge.WEIGHTS_BYTES) - (
+            0 if place.stage else self._looked_up / self._config.groups.tensor
+        )
         read_gb = (times.steps * weights + times.context * token_bytes) / 1e9
         worked_s, on_device = times.total_s([Kind.ON_DEVICE]), None
 
@@ -198,7 +234,9 @@ class Breakdown:
             busy, gbps = round(worked_s / run_s, 4), round(read_gb / worked_s, 3)
             on_device = DeviceTimes(busy, each([Kind.ON_DEVICE]), gbps)
         return StageTimes(
-            stage=stage,
+            stage=place.stage,
+            rank=place.rank,
+            ranks_ms=each(RANK_WAITS),
             micro_batches=times.steps,
             idle=round((run_s - worked_s if worked_s else times.total_s(WAITS, now_ns)) / run_s, 4),
             device=round(times.total_s([Kind.DEVICE], now_ns) / run_s, 4),
