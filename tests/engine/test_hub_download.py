@@ -228,7 +228,8 @@ def test_without_room_or_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_supervisor_ends_in_one_line_without_the_hub(tmp_path: Path) -> None:
     model = {"source": "modelscope", "id": "org/model", "path": str(tmp_path / "kept")}
-    command = [sys.executable, "-m", "ppengine.supervisor", "--profile-json", json.dumps({"name": "x", "model": model})]
+    (tmp_path / "profile.json").write_text(json.dumps({"name": "x", "model": model}))
+    command = [sys.executable, "-m", "ppengine.supervisor", "--profile-json", str(tmp_path / "profile.json")]
     environment = {**os.environ, "MODELSCOPE_ENDPOINT": "http://127.0.0.1:9", "no_proxy": "*"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stderr) == (1, "error: 127.0.0.1:9: Connection refused\n")

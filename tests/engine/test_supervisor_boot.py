@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO, NoReturn
 
 import msgspec
 import pytest
 from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile, profiles_dir
 from ppengine.common.tier_config import BackendConfig, TierConfig
+from ppengine.offline import launch
 from ppengine.supervisor.boot import engine_config, parse_profile
 from ppengine.supervisor.claims import ClaimError, check_socket_path
 
@@ -98,7 +100,7 @@ def test_dummy_weights_need_no_weight_file(tmp_path: Path) -> None:
 
 def test_profile_travels_as_json() -> None:
     given = profile()
-    assert parse_profile(msgspec.json.encode(given).decode()) == given
+    assert parse_profile(msgspec.json.encode(given)) == given
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_profile_travels_as_json() -> None:
 )
 def test_json_that_is_no_profile_is_refused(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_profile(text)
+        parse_profile(text.encode())
     assert error in str(caught.value)
 
 
@@ -127,6 +129,7 @@ def test_socket_path_of_107_bytes_is_the_longest() -> None:
         ([], 2, "error: give a PROFILE or --profile-json, one of them"),
         (["tiny", "--profile-json", "{}"], 2, "error: give a PROFILE or --profile-json, one of them"),
         (["--profile-json", "{}", "--set", "name=x"], 2, "error: --set belongs to a PROFILE"),
+        (["--profile-json", "/nowhere"], 2, "error: --profile-json: /nowhere: No such file or directory"),
         (["none-such"], 2, "error: no profile 'none-such'; bundled: "),
         (["tiny", "--set", "memory.utilization=1.5"], 2, "memory.utilization is 1.5; it must be above 0 and at most 1"),
         (["tiny", "--set", "model.path=/nowhere"], 1, "error: /nowhere: no config.json"),
@@ -139,3 +142,23 @@ def test_refusals_are_one_line_and_a_stopped_event(arguments: list[str], code: i
     assert error in line
     stopped = msgspec.json.decode(done.stdout)
     assert stopped == {"event": "stopped", "code": code, "reason": line.removeprefix("error: ")}
+
+
+def test_a_profile_of_a_python_program_is_in_no_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can read the words of a process."""
+
+    class StoppedError(Exception):
+        pass
+
+    def start(words: list[str], errors: IO[str], line: int) -> NoReturn:
+        file = Path(words[words.index("--profile-json") + 1])
+        assert parse_profile(file.read_bytes()) == given
+        assert file.stat().st_mode & 0o077 == 0
+        assert not any("s3cret" in word for word in words)
+        raise StoppedError
+
+    store = BackendConfig(kind="valkey", url="redis://:s3cret@10.0.0.1")
+    given = profile(tiers=TierConfig(host=True, backends={"far": store}))
+    monkeypatch.setattr(launch, "run_supervisor", start)
+    with pytest.raises(StoppedError):
+        launch.LocalEngine(given)

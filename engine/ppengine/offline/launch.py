@@ -45,7 +45,11 @@ class LocalEngine:
         self._nonce = 0
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         read_end, self._lifeline = lifeline.open_pipe()
-        words = ["ppengine.supervisor", "--profile-json", msgspec.json.encode(profile).decode()]
+        # Not as a word: any user can read the words of a process, and a profile may have the password of a backend.
+        self._profile = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115
+        self._profile.write(msgspec.json.encode(profile))
+        self._profile.flush()
+        words = ["ppengine.supervisor", "--profile-json", self._profile.name]
         self._process = run_supervisor([*words, "--lifeline", str(read_end)], self._errors, read_end)
         os.close(read_end)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -53,6 +57,7 @@ class LocalEngine:
         self._codec = Codec(FromFront)
         try:
             started = self._started()
+            self._profile.close()
             self.run_dir: str = started["run_dir"]
             self.id: str = started["id"]
             self._socket.setsockopt(zmq.LINGER, 0)
@@ -115,6 +120,7 @@ class LocalEngine:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
+        self._profile.close()
         self._socket.close(0)
         self._context.term()
 

@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from ppengine.checkpoint.model_spec import CheckpointError
 from ppengine.common import lifeline
@@ -94,7 +95,10 @@ def _profile(options: argparse.Namespace) -> Profile:
         return load_profile(options.profile, options.set)
     if options.set:
         raise ConfigError("--set belongs to a PROFILE; --profile-json says all by itself")
-    return parse_profile(options.profile_json)
+    try:
+        return parse_profile(options.profile_json.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--profile-json: {options.profile_json}: {error.strerror}") from None
 
 
 def _executor(profile: Profile) -> Executor:
@@ -113,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="name of the engine; without it, the profile's")
     parser.add_argument("--allow-faults", action="store_true", help="let operators break it on demand: for drills")
     parser.add_argument("--within", type=float, metavar="S", help="end it if it does not serve within S seconds")
-    parser.add_argument("--profile-json", metavar="TEXT", help="a profile as JSON, in place of PROFILE")
+    parser.add_argument("--profile-json", type=Path, metavar="FILE", help="a profile as JSON, for PROFILE")
     parser.add_argument("--kept", action="store_true", help="its parent starts another one if this one is killed")
     parser.add_argument("--resume", metavar="ID", help="go on with the engine of a supervisor that was killed")
     parser.add_argument("--after", type=int, default=-9, metavar="CODE", help="its exit code, below 0 for a signal")

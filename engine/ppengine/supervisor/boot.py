@@ -26,7 +26,7 @@ from ppengine.supervisor.claims import new_id
 from ppengine.supervisor.http_port import check_http
 
 
-def parse_profile(text: str) -> Profile:
+def parse_profile(text: bytes) -> Profile:
     """Return the profile in JSON `text`; its model path is taken relative to the working folder. Raises ConfigError."""
     try:
         data = msgspec.json.decode(text)
