@@ -52,7 +52,7 @@ def test_a_fetch_ends_at_the_first_chunk_that_is_missing(world: World) -> None:
     stored = put(world)
     answer = world.ask(fetch(2, [KEY, OTHER, KEY], [[4, 5], [6, 7], [8, 9]], [stored.sum, b"x" * 16, stored.sum]))
     assert isinstance(answer, Fetched)
-    assert (answer.good, answer.corrupt) == (1, False) and "is not there" in answer.error
+    assert (answer.good, answer.corrupt, answer.missing) == (1, False, True)
     assert world.store.figures().backends[0].errors == 0, "a missing object is no failure of the backend"
 
 

@@ -146,7 +146,7 @@ def test_the_life_of_a_chunk(core: Core, pool: Pool, tmp_path: Path) -> None:
     assert (stored.stage, stored.rank, stored.job, stored.error) == (0, 1, 1, "")
     core.send(Fetch(2, 1, "disk", [KEY, OTHER], [[9, 8], [10, 11]], [stored.sum, b""], 60_000))
     fetched = core.next(Fetched)
-    assert (fetched.job, fetched.good, fetched.corrupt) == (2, 1, False) and "is not there" in fetched.error
+    assert (fetched.job, fetched.good, fetched.corrupt, fetched.missing) == (2, 1, False, True)
     assert [pool.read(9), pool.read(8)] == [pool.read(2), pool.read(3)]
     core.send(Fetch(3, 2, "disk", [KEY], [[9, 8]], [stored.sum], 60_000))
     assert "generation" in core.next(Fetched).error

@@ -115,10 +115,11 @@ class SimStore:
         most = len(job.keys) if good is None else min(good, len(job.keys))
         if job.generation != self.pool:
             most, error = 0, error or "the pool is of another generation"
-        count, reserved = 0, self.world.cache._reserved
+        count, missing, reserved = 0, False, self.world.cache._reserved
         for key, slots in zip(job.keys[:most], job.slots, strict=False):
             content = self.world.disk.shards.get((job.backend, self.namespace, key, self.place))
             if content is None:
+                missing = not error
                 error = error or f"{key.hex()} is not there"
                 break
             for slot, digest in zip(slots, content, strict=True):
@@ -127,7 +128,7 @@ class SimStore:
             count += 1
         if count < len(job.keys) and not error:
             error = "half a shard"
-        self.say(Fetched(*self.place, job.job, count, 1.0, error if count < len(job.keys) else "", corrupt))
+        self.say(Fetched(*self.place, job.job, count, 1.0, error if count < len(job.keys) else "", corrupt, missing))
 
     def _put(self, job, error):
         if job.generation != self.pool:

@@ -175,6 +175,8 @@ class Fetched(msgspec.Struct, tag="fetched", array_like=True):
     """Why the next one failed, in one line."""
     corrupt: bool = False
     """Whether it failed by its checksum, its length or its header."""
+    missing: bool = False
+    """Whether its shard is not there, though its marker is."""
 
 
 class Stored(msgspec.Struct, tag="stored", array_like=True):

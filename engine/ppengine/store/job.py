@@ -70,7 +70,7 @@ class Job(ABC):
         self.due = self.begun + limit_s
         self.limit_s = limit_s
         self.error = ""
-        self.corrupt = False
+        self.corrupt = self.missing = False
         self._lock = threading.Lock()
         self._closed = False
         self._copies = 0
@@ -88,12 +88,12 @@ class Job(ABC):
         """Return whether it has not ended."""
         return not self._closed
 
-    def end(self, error: str = "", *, corrupt: bool = False) -> None:
+    def end(self, error: str = "", *, corrupt: bool = False, missing: bool = False) -> None:
         """End it. Only the first call counts; the answer follows when no copy is under way."""
         with self._lock:
             if self._closed:
                 return
-            self._closed, self.error, self.corrupt = True, error, corrupt
+            self._closed, self.error, self.corrupt, self.missing = True, error, corrupt, missing
             free = not self._copies
         if free:
             self._home.done(self)

@@ -290,7 +290,7 @@ class Lane:
         except UnwantedError:
             return Outcome(error="it is not wanted any more", skipped=True)
         except KeyError as error:
-            return Outcome(error=f"{error} is not there")
+            return Outcome(error=f"{error} is not there", missing=True)
         except CorruptError as error:
             return Outcome(error=str(error), corrupt=True)
         except Exception as error:  # noqa: BLE001 - client libraries raise what they like

@@ -21,6 +21,8 @@ class Outcome:
     moved: int = 0
     error: str = ""
     corrupt: bool = False
+    missing: bool = False
+    """It is not there."""
     failed: bool = False
     """The backend failed, so that its breaker counts it. A missing or corrupt object is no failure of that kind."""
     skipped: bool = False

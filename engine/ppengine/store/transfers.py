@@ -44,7 +44,7 @@ class FetchJob(Job):
     @override
     def answer(self) -> Fetched:
         place = self._home.place
-        return Fetched(*place, self.number, self._good, self.ms, self.error, self.corrupt)
+        return Fetched(*place, self.number, self._good, self.ms, self.error, self.corrupt, self.missing)
 
     def _advance(self) -> None:
         if not self.wanted():
@@ -52,7 +52,7 @@ class FetchJob(Job):
         while self._good in self._whole:
             self._good += 1
         if self._good >= self._end_at:
-            self.end(self._failure.error, corrupt=self._failure.corrupt)
+            self.end(self._failure.error, corrupt=self._failure.corrupt, missing=self._failure.missing)
             return
         while self._next < self._end_at and self._open < AHEAD * self._lane.width:
             index = self._next

@@ -23,8 +23,6 @@ from ppengine.core.tiers.known_chunks import KnownChunks
 from ppengine.core.tiers.open_pools import OpenPools, Send
 from ppengine.protocol.store_messages import Delete, Fetch, FoundChunk
 
-GONE = " is not there"
-"""End of the error of a shard that was evicted: its marker must go, too."""
 MARGIN_S = 0.05
 """Seconds by which stores end a fetch before the core does, so that its first chunks count."""
 LATE = 2.0
@@ -258,10 +256,10 @@ class PrefixFetcher:
             pools.host.release(ids)
 
     def _note_failures(self, pools: OpenPools, run: Run) -> None:
-        """Forget chunks that could not be read; corrupt ones are deleted everywhere."""
+        """Forget chunks that could not be read; those that are corrupt or lack a shard are deleted everywhere."""
         for chunk, answer in run.failures:
             self._known.missed(chunk.key, run.backend)
-            if answer.corrupt or answer.error.endswith(GONE):
+            if answer.corrupt or answer.missing:
                 self._delete(pools, run.backend, chunk.key)
             if answer.corrupt:
                 text = f"{run.backend}: chunk {chunk.key.hex()[:12]} of stage {answer.stage} is deleted: {answer.error}"
