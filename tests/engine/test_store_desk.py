@@ -50,6 +50,23 @@ def test_a_prompt_whose_chunks_are_known_needs_no_question():
     world.check_tiers()
 
 
+def test_requests_that_a_lost_stage_has_set_back_are_looked_for_again():
+    world = TierWorld(disk=filled())
+    world.submit(PROMPT, name="r", max_tokens=4)
+    world.answer_all()
+    assert world.scheduler.blocks.copies.totals.backends["nvme0"] == 3 * CHUNK
+    world.submit(PROMPT[:600], name="s", max_tokens=400)
+    for _ in range(3):
+        world.engine.advance()
+    assert world.state("s") == "running"
+    world.lose_stage()
+    assert world.state("s") == "fetching", "the slots of the host are empty"
+    world.answer_all()
+    assert len(world.tokens("s")) == 400
+    assert world.scheduler.blocks.copies.totals.backends["nvme0"] == 5 * CHUNK
+    world.check_tiers()
+
+
 def test_a_prompt_of_which_no_chunk_is_there_waits_for_one_question():
     world = TierWorld()
     world.submit(PROMPT[:400], name="r", max_tokens=1)

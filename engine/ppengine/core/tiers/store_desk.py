@@ -5,6 +5,7 @@ Without a backend it does nothing. Stores that do not come cost the engine nothi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,6 +32,9 @@ from ppengine.core.tiers.store_records import StoreRecord
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.store_messages import Cancel, Done, Fetched, Found, Stored, StoreFigures, StoreReady, Weights
 
+UNSOUGHT_MOST = 1024
+"""Requests that wait until chunks can be found; of more the first ones of a queue, the newest of those that come."""
+
 
 @dataclass(eq=False)
 class StoreDesk:
@@ -46,6 +50,8 @@ class StoreDesk:
     """Time at which the newest step retired."""
     _copies: CacheCopies | None = field(init=False, default=None)
     """Copies of the newest generation that served."""
+    _unsought: deque[Request] = field(init=False, default_factory=lambda: deque(maxlen=UNSOUGHT_MOST))
+    """Requests to look for as soon as chunks can be found, unless they have begun."""
 
     def __post_init__(self) -> None:
         tiers, clock, send = self._config.profile.tiers, self._clock, self.send
@@ -119,7 +125,10 @@ class StoreDesk:
     def admitted(self, requests: list[Request]) -> None:
         """Look for the chunks of a new prompt, before a step can begin it."""
         pools = self.links.pools
-        if pools is not None and self.ready and requests[0].state == "waiting":
+        if pools is None or not self.ready:
+            if len(self.backends):
+                self._unsought.append(requests[0])
+        elif requests[0].state == "waiting":
             self.finder.consider(pools, requests[0])
 
     def retired(self, retirement: Retirement, sent: float, tokens: int) -> None:
@@ -159,7 +168,21 @@ class StoreDesk:
         self.finder.advance(pools)
         self.fetcher.advance(pools)
         if self.ready:
+            self._look(pools)
             self.writer.advance(pools)
+
+    def _look(self, pools: OpenPools) -> None:
+        """Look for the chunks of requests that a lost stage has set back, and of those that came meanwhile.
+
+        A store that owes answers of an older generation may hang: nothing waits for it again.
+        """
+        queues, unsought = pools.scheduler.queues, self._unsought
+        if unsought and not pools.host.quarantined:
+            requests = list(unsought)
+            unsought.clear()
+            for request in requests:
+                if request.state == "waiting" and request.id in queues.requests and not queues.follows(request):
+                    self.finder.consider(pools, request)
 
     @property
     def _idle(self) -> bool:
@@ -191,6 +214,7 @@ class StoreDesk:
         self._copies = copies
         self.links.pools = pools = OpenPools(scheduler, copies, generation, blocks, sizes)
         copies.cache.on_evict = self.writer.on_evict
+        self._unsought.extend(scheduler.queues.waiting[:UNSOUGHT_MOST])
         self.links.inherited.hold(pools)
         self.links.update()
 
