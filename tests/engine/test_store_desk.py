@@ -307,6 +307,25 @@ def test_fetches_are_bounded_and_in_order_of_admission():
     assert world.scheduler.blocks.copies.totals.backends["nvme0"] == 4 * CHUNK
 
 
+def test_a_fetch_waits_for_slots_of_those_before_it():
+    disk, prompts = Disk(), [[number] * (3 * CHUNK + 10) for number in (3, 4)]
+    world = TierWorld(disk=disk)
+    for prompt in prompts:
+        world.fill(prompt)
+    world = TierWorld(disk=disk, swap_blocks=200)
+    for number, prompt in enumerate(prompts):
+        world.submit(prompt, name=f"r{number}", max_tokens=1)
+    for store, number in world.jobs(Find):
+        store.answer(number)
+    world.engine.advance()
+    aside = {request.id: why for request, why in world.scheduler.queues.aside.items()}
+    assert aside["r1"] == "waits for host slots of the fetches before it"
+    assert len(world.jobs(Fetch)) == 2, "r0, on both places"
+    world.answer_all()
+    assert world.scheduler.blocks.copies.totals.backends["nvme0"] == 6 * CHUNK
+    world.check_tiers()
+
+
 def test_a_request_that_waits_says_for_what():
     world, jobs = fetching()
     jobs[A][0].answer(jobs[A][1])

@@ -34,8 +34,11 @@ class KeptPrefixes:
 
     def room(self, pools: OpenPools) -> int:
         """Return the number of slots that a further fetch may take."""
-        pool, host = pools.scheduler.blocks.host, pools.host
-        return max(0, int(pool.size * SHARE) - host.moving - (host.cached - len(pool.spare)))
+        return max(0, int(pools.scheduler.blocks.host.size * SHARE) - self.busy(pools))
+
+    def busy(self, pools: OpenPools) -> int:
+        """Return the number of slots that fetches, copies and starting requests give back soon."""
+        return pools.host.moving + pools.host.cached - len(pools.scheduler.blocks.host.spare)
 
     def keep(self, pools: OpenPools, request: Request, fetch: FetchUnderWay) -> None:
         """Pin the chunks that a fetch has brought, and the slots before them."""

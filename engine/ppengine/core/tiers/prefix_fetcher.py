@@ -93,7 +93,10 @@ class PrefixFetcher:
             for one in late:
                 self._take_back(pools, one, "another request's fetch did not end in time")
         while self._line and len(self._open) < self._most:
-            self._begin(pools, self._line.popleft())
+            first = self._line.popleft()
+            if not self._begin(pools, first):
+                self._line.appendleft(first)
+                break
 
     def stop(self, pools: OpenPools | None, why: str) -> None:
         """End all fetches: their slots go to quarantine, and their requests go on without them."""
@@ -152,30 +155,35 @@ class PrefixFetcher:
         request.note(self._clock(), f"{text}, {ms_text(decision.fetch_s)} for a fetch")
         return False
 
-    def _begin(self, pools: OpenPools, waiting: _Waiting) -> None:
-        """Begin a fetch, or let its request go on."""
+    def _begin(self, pools: OpenPools, waiting: _Waiting) -> bool:
+        """Begin a fetch, or let its request go on; return False if it waits for slots of those before it."""
         request = waiting.request
         if request not in pools.scheduler.queues.aside:
-            return
+            return True
         first, found = self._found(pools, waiting)
         chunks = waiting.chunks[first : first + len(found)]
         if not found:
             self._take_back(pools, waiting, "its chunks have been fetched, or are gone")
-            return
+            return True
         if (owner := self._under_way.get(chunks[0].key)) is not None:
             self._behind[owner].append(waiting)
             pools.scheduler.queues.set_aside(request, "fetching", f"behind the fetch of {owner.request.id}")
-            return
+            return True
         free = next((number for number, chunk in enumerate(chunks) if chunk.key in self._under_way), len(chunks))
         chunks, found = chunks[:free], found[:free]
         if not self._worth(pools, request, found):
             self._take_back(pools, waiting, "computed")
-            return
+            return True
         slots = self._reserve(pools, waiting, len(chunks))
-        if not slots:
+        if slots:
+            self._start(pools, waiting, first, slots, runs_of(chunks[: len(slots)], found))
+        elif self._kept.busy(pools):
+            # The prediction has counted the fetches before it, and their requests start soon.
+            pools.scheduler.queues.set_aside(request, "fetching", "waits for host slots of the fetches before it")
+            return False
+        else:
             self._take_back(pools, waiting, "no host slots are free")
-            return
-        self._start(pools, waiting, first, slots, runs_of(chunks[: len(slots)], found))
+        return True
 
     def _reserve(self, pools: OpenPools, waiting: _Waiting, chunks: int) -> list[list[int]]:
         """Return slots for as many chunks as there is room for; the prefix before them stays as it is."""
