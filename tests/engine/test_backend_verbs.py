@@ -157,6 +157,11 @@ def test_clear_deletes_markers_first():
     world = TierWorld()
     world.fill(PROMPT)
     answers = world.say(StoreClear(backend="nvme0"))
+    world.now += 5.0
+    for store in world.stores.values():
+        store.figures()
+    (first, *_) = world.engine.reporter.build().tiers.stores
+    assert (first.jobs, first.lag_ms) == (1, None), "an operator waits for it, and no request"
     ((store, number),) = world.jobs(Clear)
     assert store.place == (0, 0)
     store.answer(number)

@@ -58,8 +58,8 @@ STORE_SILENT_S, STORE_IDLE_SILENT_S = 1.5, 3.0
 STORE_SETTLES_S = 2.0
 """Seconds of a store that began in which its silence is not judged."""
 STORE_ABSENT_S = 30.0
-STORE_SLOW_S = 1.0
-"""Age of a job from which the backend behind it is slow."""
+STORE_SLOW_S = 1.5
+"""Age of a job from which the backend behind it is slow. Beside a `store clear` of many files one took a second."""
 CORRUPT_TOLD_S = 30.0
 """Wrong bytes of a backend are reported this long after the newest."""
 FAILING_LEAST, FAILING_TOLD_S = 5, 4.0

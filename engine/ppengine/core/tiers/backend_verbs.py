@@ -212,7 +212,7 @@ class BackendVerbs:
         def begin(operation: Operation) -> None:
             seconds = TEST_CALLS * backend.config.timeout_ms / 1e3 + 1
             end = partial(self._cared, operation, list(places), "")
-            job = self._desk.jobs.open(places, seconds, end, backend=name)
+            job = self._desk.jobs.open(places, seconds, end, backend=name, for_operator=True)
             for place in places:
                 self._desk.send(place, Test(job.number, name))
 
@@ -226,9 +226,8 @@ class BackendVerbs:
             self._desk.forget_chunks(name)
             others = [place for place in places if place != FIRST]
             # Markers first: no chunk is there in part.
-            first = self._desk.jobs.open(
-                [FIRST], CARE_S, partial(self._cleared_first, operation, others, name), backend=name
-            )
+            end = partial(self._cleared_first, operation, others, name)
+            first = self._desk.jobs.open([FIRST], CARE_S, end, backend=name, for_operator=True)
             self._desk.send(FIRST, Clear(first.number, name))
 
         return Plan(lines, begin, target=name)
@@ -240,9 +239,8 @@ class BackendVerbs:
             self._cared(operation, [FIRST], "", job)
             return
         done = f"stage 0: {answer.text}; " if answer.text else ""
-        second = self._desk.jobs.open(
-            others, CARE_S, partial(self._cared, operation, others, done), backend=name
-        )  # fmt: skip
+        end = partial(self._cared, operation, others, done)
+        second = self._desk.jobs.open(others, CARE_S, end, backend=name, for_operator=True)
         for place in others:
             self._desk.send(place, Clear(second.number, name))
 

@@ -35,6 +35,8 @@ class Job:
     """Takes the job when it is settled, once, after its end."""
     slots: int = 0
     """Host slots that the stores may write."""
+    for_operator: bool = False
+    """Whether an operator asked for it: it may take minutes, and no request waits for it."""
     answers: dict[Place, Answer] = field(default_factory=dict)
     why: str = ""
     """Why it ended without all answers, in one line; empty: it has them."""
@@ -60,11 +62,11 @@ class Jobs:
 
     def open(
         self, places: Iterable[Place], seconds: float, end: Callable[[Job], None],
-        settle: Callable[[Job], None] = _nothing, *, backend: str = "", slots: int = 0,
+        settle: Callable[[Job], None] = _nothing, *, backend: str = "", slots: int = 0, for_operator: bool = False,
     ) -> Job:  # fmt: skip
         """Return a job that the caller sends to the stores of `places`, with a deadline in `seconds`."""
         now = self._clock()
-        job = Job(self._number, backend, now, now + seconds, set(places), end, settle, slots)
+        job = Job(self._number, backend, now, now + seconds, set(places), end, settle, slots, for_operator)
         self._number += 1
         self._jobs[job.number] = job
         heapq.heappush(self._deadlines, (job.deadline, job.number))
@@ -110,9 +112,9 @@ class Jobs:
         return self._deadlines[0][0] if self._deadlines else None
 
     def owing(self, place: Place) -> tuple[int, float | None]:
-        """Return how many answers a store owes, and the time at which the oldest of them was asked for."""
-        owed = [job.began for job in self._jobs.values() if place in job.owed]
-        return len(owed), min(owed, default=None)
+        """Return how many answers a store owes, and the time of the oldest question of the engine's own."""
+        owed = [job for job in self._jobs.values() if place in job.owed]
+        return len(owed), min((job.began for job in owed if not job.for_operator), default=None)
 
     def about(self, backend: str) -> int:
         """Return the number of jobs about a backend that are not settled."""
