@@ -9,7 +9,7 @@ from ppengine.diagnosis.evidence import CoreEvidence, Stack
 from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.wait_graph import main
 from ppengine.protocol.gpu import GpuInfo, GpuProcess
-from ppengine.protocol.reports import UNKNOWN_STATUS, Finding
+from ppengine.protocol.reports import UNKNOWN_STATUS, Finding, HeldTurns
 from ppengine.protocol.stage_samples import CpuShares, EdgeSample, Message, PaceSample, StarvedSample
 
 
@@ -157,7 +157,33 @@ def test_where_a_core_stands_that_nobody_has_stopped(core):
     assert ", at " not in diagnose(stuck(pipeline_held_at(3, 1), core=other))[0].summary, "another process's stack"
 
 
-@pytest.mark.parametrize("core", [{"unscheduled_for_s": 2.0}, {"report_age_s": 1.0}, {"stopped_for_s": 0.1}, {}])
+def long_turns(**changes):
+    """Return the long turns of a core that waits for a service, half a second each."""
+    frames = ["poll sugar/poll.py:106", "ask ppengine/core/tiers/finder.py:35", "run ppengine/core/__main__.py:1"]
+    held = HeldTurns(held_s=3.2, ran_s=0.1, window_s=4.0, turns=7, longest_s=0.5, frames=frames)
+    return msgspec.structs.replace(held, **changes)
+
+
+def test_a_core_that_is_held_in_its_turns():
+    core = CoreEvidence(pid=7, report_age_s=0.4, held=long_turns(), held_for_s=1.5)
+    root = diagnose(evidence(healthy(2), core=core))[0]
+    assert (root.stage, root.cause, root.since_s, root.suggest) == (None, "core", 1.5, "ppconsole stacks --core")
+    assert root.summary == "the engine core waits in its turns for 80 % of the time, at ask finder.py:35"
+    text = "\n".join(root.evidence)
+    assert "7 long turns took 3.2s of the last 4.0s, the longest 0.5s" in text
+    assert "main thread at poll sugar/poll.py:106 < ask ppengine/core/tiers/finder.py:35 < " in text
+    busy = msgspec.structs.replace(core, held=long_turns(ran_s=3.0, frames=[]))
+    assert "the engine core (pid 7) computes in its turns for 80 % of the time" in roots_text(busy)
+
+
+def roots_text(core):
+    """Return the summaries of all verdicts."""
+    return "\n".join(verdict.summary for verdict in diagnose(evidence(healthy(2), core=core)))
+
+
+@pytest.mark.parametrize("core", [
+    {"unscheduled_for_s": 2.0}, {"report_age_s": 1.0}, {"stopped_for_s": 0.1}, {}, {"held": long_turns(held_s=1.9)},
+])  # fmt: skip
 def test_a_core_that_is_only_late(core):
     assert diagnose(evidence(healthy(2), core=CoreEvidence(pid=7, **core))) == []
 

@@ -20,7 +20,7 @@ from ppengine.protocol.discovery import process_start
 from ppengine.protocol.facts import Exited, Lost
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.reports import Finding, HeldTurns, ProcessInfo
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict
 from ppengine.protocol.stage_info import Waiting
 from ppengine.protocol.stage_samples import AgentReport, PaceSample
@@ -522,3 +522,18 @@ def test_a_gateway_whose_diagnosis_raises_still_clears_away_when_it_leaves(confi
     assert lost == ["the engine stops"] and cleared == [(config.id, {}, False)]
     ((last, topics),) = published
     assert last.engine.state == "stopped" and len(topics) == 3 and kept == [last]
+
+
+def test_a_core_is_held_since_its_long_turns_take_half_of_the_time(config):
+    tracker, listed = EvidenceTracker(2, 10.0), processes(ProcessInfo(role="core", stage=None, rank=None, pid=7))
+
+    def core(at_s, held_s):
+        held = HeldTurns(held_s=held_s, ran_s=0.0, window_s=4.0, turns=3, longest_s=0.5)
+        report = core_report(config, mono_ns=int(at_s * S), held=held)
+        return tracker.build(int(at_s * S), report, {}, listed, None).core
+
+    assert core(10.0, 1.9).held_for_s == 0.0
+    assert core(11.0, 2.1).held_for_s == 0.0
+    assert core(12.5, 4.0).held_for_s == 1.5
+    assert core(13.0, 1.0).held_for_s == 0.0
+    assert core(14.0, 3.0).held_for_s == 0.0

@@ -34,6 +34,7 @@ from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
 from ppengine.core.state_waiters import StateWaiters
+from ppengine.core.turn_watch import TurnWatch
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
@@ -128,6 +129,7 @@ class Loop:
         self._identities = [(_identity("s", place), place.stage == places[-1].stage) for place in places]
         """Step loops of the places, and whether each is of the last stage."""
         self._waiters = StateWaiters(self.engine.health, self.engine.rules, config.max_model_len)
+        self._watch = TurnWatch()
 
     def run(self) -> None:
         """Take turns until the engine leaves."""
@@ -141,12 +143,15 @@ class Loop:
             poller.register(router, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
         report_at = self._clock()
+        self._watch.start()
         while not self.engine.health.leaving:
             deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             deadline = min(deadline, self.engine.tiers.next_deadline or deadline)
             wait_s = 0.0 if self.engine.unfinished else deadline - self._clock()
+            self._watch.end()
             woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
+            self._watch.begin()
             news = self._children.drain(self.engine)
             call = self._drain_stages() or readable(self._front) or news or self.engine.unfinished
             if woken and not call:
@@ -305,6 +310,7 @@ class Loop:
 
     def _send_report(self, socket: zmq.Socket[bytes]) -> None:
         report = self.engine.reporter.build(self._dropped)
+        report.held = self._watch.figures()
         self.engine.metrics.take_tiers(report.tiers)
         self._push(socket, report)
 
@@ -330,6 +336,7 @@ class Loop:
             self._dropped += 1
 
     def _close(self) -> None:
+        self._watch.close()
         self.engine.templates.close()
         self.engine.constraints.close()
         self._turn()

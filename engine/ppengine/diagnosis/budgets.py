@@ -48,6 +48,8 @@ STARVED_AFTER_S = 4.0
 LINK_AFTER_S = 3.0
 """Seconds in which a link is slow before it is named: a message that the host delays is one, and soon over."""
 UNSCHEDULED_AFTER_S = 3.0
+HELD_S = 2.0
+"""Seconds of the newest four in long turns of the core, from which it is held: no stage gets a step in one."""
 HEALED_TOLD_S = 5.0
 """A broken wire is reported this long after all stages have met again. Healing takes less than a second, and an
 operator needs time to read the verdict."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from ppengine.common.oom_kills import OOM_KILLER
-from ppengine.diagnosis.budgets import STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
+from ppengine.diagnosis.budgets import HELD_S, STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.diagnosis.case import Case
-from ppengine.diagnosis.phrases import code_line, exit_words, let_go, seconds, stack_lines, thaw
+from ppengine.diagnosis.phrases import code_line, exit_words, let_go, percent, seconds, stack_lines, thaw
+from ppengine.protocol.reports import HeldTurns
 from ppengine.protocol.snapshot import Verdict
 from ppengine.protocol.stage_samples import TRACED
 
@@ -15,6 +16,7 @@ from ppengine.protocol.stage_samples import TRACED
 def core(case: Case) -> list[Verdict]:
     """Return the verdict on the engine core, if there is one."""
     core, stopping, stack = case.evidence.core, case.evidence.stopping, list[str]()
+    line = code_line(core)
     if core.dead_for_s is not None:
         if stopping:
             return []
@@ -34,6 +36,9 @@ def core(case: Case) -> list[Verdict]:
     elif core.report_age_s is not None and core.report_age_s > core.report_limit_s:
         how, since = f"has not reported for {seconds(core.report_age_s)}", core.report_age_s
         suggest, stack = "ppconsole stacks --core", stack_lines(core)
+    elif core.held is not None and core.held.held_s >= HELD_S:
+        how, since, line = _held_words(core.held), core.held_for_s, _held_line(core.held)
+        suggest, stack = "ppconsole stacks --core", _held_lines(core.held)
     elif core.unscheduled_for_s is not None and core.unscheduled_for_s >= UNSCHEDULED_AFTER_S:
         how, since = f"schedules nothing for {core.running} running requests", core.unscheduled_for_s
         suggest, stack = "ppconsole stacks --core", stack_lines(core)
@@ -46,11 +51,34 @@ def core(case: Case) -> list[Verdict]:
     ]
     evidence += [f"last words: {core.exit_detail}"] if core.exit_detail else []
     evidence += stack
-    line = code_line(core) if stack else ""
     name = "the engine core" if core.role == "core" else "the supervisor"
-    summary = f"{name} {how}{line}" if line else f"{name} (pid {core.pid or 'unknown'}) {how}"
+    summary = f"{name} {how}{line}" if stack and line else f"{name} (pid {core.pid or 'unknown'}) {how}"
     summary += "" if core.role == "core" else ": all processes of the engine ended with it"
     return [Verdict(stage=None, cause="core", summary=summary, since_s=since, evidence=evidence, suggest=suggest)]
+
+
+def _held_words(held: HeldTurns) -> str:
+    """Return how long the turns of the core hold it."""
+    does = "computes" if 2 * held.ran_s > held.held_s else "waits"
+    return f"{does} in its turns for {percent(held.held_s / held.window_s)} of the time"
+
+
+def _held_line(held: HeldTurns) -> str:
+    """Return the line of the core's own code that holds it. Stacks taken later may be of a moment between turns."""
+    own = next((frame for frame in held.frames if "ppengine/" in frame), "")
+    function, _, place = own.rpartition(" ")
+    return f", at {function} {place.rpartition('/')[2]}" if own else ""
+
+
+def _held_lines(held: HeldTurns) -> list[str]:
+    """Return the figures and the stack of long turns."""
+    many = f"{held.turns} long turns" if held.turns > 1 else "a long turn"
+    took = f"{seconds(held.held_s)} of the last {seconds(held.window_s)}"
+    return [
+        f"{many} took {took}, the longest {seconds(held.longest_s)}; no step and no answer leaves the core in one",
+        f"it computed for {seconds(held.ran_s)} of them, and was in calls that block for the rest",
+        f"main thread at {' < '.join(held.frames)}" if held.frames else "missing: the stack",
+    ]
 
 
 def ray_head(case: Case) -> list[Verdict]:

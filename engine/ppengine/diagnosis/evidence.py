@@ -8,7 +8,7 @@ import msgspec
 
 from ppengine.diagnosis.tier_evidence import TierEvidence
 from ppengine.protocol.gpu import GpuProcess, Xid
-from ppengine.protocol.reports import Finding
+from ppengine.protocol.reports import Finding, HeldTurns
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import (
     CpuShares,
@@ -200,6 +200,10 @@ class CoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     unscheduled_for_s: float | None = None
     """Since when requests run, the engine serves, and no step is in flight; None: that is not so."""
     running: int = 0
+    held: HeldTurns | None = None
+    """Its long turns of the last seconds."""
+    held_for_s: float = 0.0
+    """Since when they take so much of the time that it is a fault."""
     stack: Stack | None = None
 
 

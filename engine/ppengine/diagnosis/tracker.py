@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ppengine.common.groups import Groups
 from ppengine.common.ptrace_pauses import PauseHistory
-from ppengine.diagnosis.budgets import UNSEEN_AFTER_S, expected_ms
+from ppengine.diagnosis.budgets import HELD_S, UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
 from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.diagnosis.fault_log import End, FaultLog
@@ -37,6 +37,7 @@ class EvidenceTracker:
         self._retired: dict[Key, int] = {}
         self._retired_ns: int | None = None
         self._unscheduled: Run | None = None
+        self._held: Run | None = None
         self._slowed_ns: int | None = None
         self._cards: dict[Key, str] = {}
         """UUIDs of GPUs, kept while a stage restarts."""
@@ -288,6 +289,8 @@ class EvidenceTracker:
         if stopped is not None and history.traced:
             stopped = min(stopped, age or 0.0)  # As for a stage: a core that reports is only under strace.
         unscheduled = self._note_unscheduled(now_ns, core)
+        held = core.held if core else None
+        self._held = _run_on(self._held, core.mono_ns) if core and held and held.held_s >= HELD_S else None
         return CoreEvidence(
             pid=pid,
             exit_code=process.exit_code if process else None,
@@ -300,6 +303,8 @@ class EvidenceTracker:
             report_limit_s=self._limit_s,
             unscheduled_for_s=unscheduled,
             running=core.queues.running if core else 0,
+            held=held,
+            held_for_s=self._held.length_s if self._held else 0.0,
         )
 
     def _note_unscheduled(self, now_ns: int, core: CoreReport | None) -> float | None:
@@ -307,9 +312,15 @@ class EvidenceTracker:
         if core is None or core.engine.state != "serving" or not core.queues.running or core.steps_in_flight:
             self._unscheduled = None
             return None
-        self._unscheduled = self._unscheduled or Run(core.mono_ns, core.mono_ns)
-        self._unscheduled.last_ns = core.mono_ns
+        self._unscheduled = _run_on(self._unscheduled, core.mono_ns)
         return self._unscheduled.length_s
+
+
+def _run_on(run: Run | None, now_ns: int) -> Run:
+    """Return `run`, or a new one, as it goes on until now."""
+    run = run or Run(now_ns, now_ns)
+    run.last_ns = now_ns
+    return run
 
 
 def newest_process(listed: list[ProcessInfo], role: str, key: Key | None = None) -> ProcessInfo | None:

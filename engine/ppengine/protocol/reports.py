@@ -124,6 +124,20 @@ class StageLedger(msgspec.Struct, kw_only=True):
     """Since the report of the stage; the core sets it when it answers."""
 
 
+class HeldTurns(msgspec.Struct, kw_only=True):
+    """Turns of the core in the last seconds that were long: no message left the core meanwhile."""
+
+    held_s: float
+    """Seconds in them, without those in which the core waited for a processor."""
+    ran_s: float
+    """Seconds of these in which it computed."""
+    window_s: float
+    turns: int
+    longest_s: float
+    frames: list[str] = []
+    """Newest frames of the code that took most of it, newest first: `function file:line`."""
+
+
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 
@@ -151,6 +165,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """Rules of clients of the HTTP port."""
     tiers: TiersInfo | None = None
     """KV tiers; None if the profile has none."""
+    held: HeldTurns | None = None
+    """Long turns of the last seconds; None without any."""
 
 
 UNKNOWN_STATUS = 256
