@@ -9,8 +9,10 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from bench_slow_lookups import install
 from load import Load, profile
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.drills.registry import Kind
@@ -124,9 +126,11 @@ async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: i
         expects=list(kind.expects), right_stages=right, tensor=tensor, rank=rank,
     )  # fmt: skip
     folder = tempfile.mkdtemp(prefix="pp-tiers-")
-    settings = [f"parallel.tensor={tensor}", *(tiers(folder) if kind.on == "store" else [])]
+    settings = [f"parallel.tensor={tensor}", *(tiers(folder) if with_tiers(kind) else [])]
+    if kind.needs == "lookups":
+        settings.append(slow_lookups(Path(folder)))
     try:
-        step_s = LASTING_S if kind.on == "store" else 0.0  # Computing must take longer than a fetch.
+        step_s = LASTING_S if with_tiers(kind) else 0.0  # Computing must take longer than a fetch.
         engine = await asyncio.to_thread(Served, profile(stages, *settings), "--allow-faults", step_s=step_s)
     except AssertionError as error:
         result.problem = f"the engine did not start: {error}"
@@ -143,6 +147,19 @@ async def drill(kind: Kind, stages: int, position: str, tensor: int = 1, rank: i
     return result
 
 
+def with_tiers(kind: Kind) -> bool:
+    """Return whether the drill needs an engine with KV tiers."""
+    return kind.on == "store" or kind.needs == "lookups"
+
+
+def slow_lookups(folder: Path) -> str:
+    """Let lookups take 500 ms; return the setting of the backend."""
+    install(folder)
+    flag = folder / "slow"
+    flag.touch()
+    return f"tiers.backends.disk={{kind: slow, url: {flag}, write: always}}"
+
+
 def tiers(folder: str) -> list[str]:
     """Return settings with which prompts are fetched from files of `folder` all the time: little else holds them."""
     return [
@@ -156,7 +173,7 @@ def tiers(folder: str) -> list[str]:
 
 
 async def _measure(kind: Kind, watcher: Watcher, result: Result) -> None:
-    load = Load(watcher, long=kind.on == "store")
+    load = Load(watcher, long=with_tiers(kind))
     try:
         load.start()
         await asyncio.sleep(WARM_S)

@@ -47,9 +47,9 @@ class Slow(MemoryBackend):
 '''
 
 
-def install(folder: Path) -> None:
-    """Let the stores find a backend of kind `slow`."""
-    (folder / "slow_backend.py").write_text(BACKEND)
+def install(folder: Path, threads: int = 2) -> None:
+    """Let the stores find a backend of kind `slow`, with so many threads."""
+    (folder / "slow_backend.py").write_text(f"{BACKEND}\n    threads = {threads}\n")
     info = folder / "slow_backend-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-backend\nVersion: 1\n")

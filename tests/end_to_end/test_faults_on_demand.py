@@ -97,6 +97,13 @@ async def test_slow_stage_is_slow_until_cleared(engine: Served, folder: Path) ->
         await goes_on(op, name, folder)
 
 
+async def test_faults_of_the_core_are_begun_by_a_thread_of_its_own(engine: Served) -> None:
+    async with engine.operator() as op:
+        end = await op.ask(Fault(kind="lookup-in-step"))
+        assert isinstance(end, Outcome)
+        assert (end.state, end.text.partition(",")[0]) == ("failed", "lookup-in-step needs a backend of KV tiers")
+
+
 INCIDENTS = [
     ("stale-seqstart", "stream_order", "metadata reads seqstart without waiting for compute, which writes it"),
     ("global-stream", "stream_owner", "thread step loop launches on stream kv-load, which thread kv-connector owns"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 import zmq
 from ppengine.common.groups import Groups
 from ppengine.drills.fault_desk import FaultDesk
+from ppengine.drills.fault_points import CoreParts, Points
+from ppengine.drills.stage_faults import FaultThread
 from ppengine.protocol.control import Accepted, Command, Outcome
 from ppengine.protocol.verbs import ClearFaults, Fault
+from tier_world import TierWorld
 
 FIRST, NEW = 100, 200
 
@@ -55,3 +59,41 @@ def test_a_stage_that_lives_and_does_not_answer_in_time_was_not(silent: Any) -> 
     (end,) = silent.desk.expire(1e18)
     assert isinstance(end, Outcome)
     assert (end.state, end.text) == ("failed", "the fault thread of stage 0 gave no answer")
+
+
+def test_faults_of_the_core_begin_and_end_in_its_own_thread() -> None:
+    context: Any = zmq.Context()
+    config: Any = SimpleNamespace(
+        endpoint="inproc://{}".format, stages=2, groups=Groups(2), listen_for_nodes=lambda *_: None,
+        connect=lambda socket, name: socket.connect(f"inproc://{name}"),
+    )  # fmt: skip
+    desk = FaultDesk(config, context, lambda on, stage, rank: FIRST)
+    engine = TierWorld().engine
+    thread = FaultThread(context, config, Points(), CoreParts(engine, None))
+    thread.start()
+    try:
+        assert ended(desk, Fault(kind="lookup-in-step")) == ("applied", "lookup-in-step at the core is on")
+        assert desk.listing().on == ["lookup-in-step at core"]
+        assert "consider" in vars(engine.tiers.finder)
+        assert ended(desk, Fault(kind="lookup-in-step")) == ("failed", "the fault is on")
+        assert ended(desk, ClearFaults()) == ("applied", "cleared lookup-in-step at core")
+        assert "consider" not in vars(engine.tiers.finder)
+    finally:
+        thread.close()
+        desk.close()
+        context.term()
+
+
+def ended(desk: FaultDesk, verb: Fault | ClearFaults) -> tuple[str, str]:
+    """Return state and text of a command's end, once its thread is there."""
+    for _ in range(3000):
+        (answer,) = desk.begin(Command(id="2" * 8, epoch="e", by="eve", verb=verb))
+        if isinstance(answer, Accepted):
+            while not (ends := desk.answers()):
+                desk.socket.poll(1000)
+            answer = ends[0]
+        assert isinstance(answer, Outcome)
+        if "cannot be reached" not in answer.text:
+            return answer.state, answer.text
+        time.sleep(0.01)
+    raise AssertionError("the fault thread has not come")

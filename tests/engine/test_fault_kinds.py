@@ -56,6 +56,7 @@ def test_kind_needs_a_docstring_with_a_verdict():
         ("drop-token-return", 2, "the last stage, stage 2 of 4 is none"),
         ("wrong-metadata", 0, "a stage after the first"),
         ("core-stop", 1, "strikes the core: leave --stage out"),
+        ("lookup-in-step", 1, "strikes the core: leave --stage out"),
         ("store-kill", None, "strikes the store of a stage: say which with --stage, 0 to 3"),
         ("store-kill", 4, "no stage 4: this engine has 0 to 3"),
     ],

@@ -12,6 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -59,6 +60,9 @@ from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import EdgeAddress, FromStage, NewGeneration, Shutdown
 from ppengine.protocol.store_messages import ToStore
+
+if TYPE_CHECKING:
+    from ppengine.drills.stage_faults import FaultThread  # imported with --allow-faults alone
 
 log = logging.getLogger("ppengine.core")
 
@@ -130,6 +134,19 @@ class Loop:
         """Step loops of the places, and whether each is of the last stage."""
         self._waiters = StateWaiters(self.engine.health, self.engine.rules, config.max_model_len)
         self._watch = TurnWatch()
+        self._faults = self._begin_faults(context)
+
+    def _begin_faults(self, context: zmq.Context[Any]) -> FaultThread | None:
+        """Return the thread of faults on demand, started. Without the option, its module is not even imported."""
+        if not self._config.allow_faults:
+            return None
+        from ppengine.drills.fault_points import CoreParts, Points
+        from ppengine.drills.stage_faults import FaultThread
+
+        parts = CoreParts(self.engine, self._children.routers["stores"])
+        thread = FaultThread(context, self._config, Points(), parts)
+        thread.start()
+        return thread
 
     def run(self) -> None:
         """Take turns until the engine leaves."""
@@ -337,6 +354,8 @@ class Loop:
 
     def _close(self) -> None:
         self._watch.close()
+        if self._faults is not None:
+            self._faults.close()
         self.engine.templates.close()
         self.engine.constraints.close()
         self._turn()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from ppengine.common.config import EngineConfig
-from ppengine.drills.fault_messages import Done, FromFaults, Inject, Lift, identity
+from ppengine.drills.fault_messages import CORE, Done, FromFaults, Inject, Lift, identity
 from ppengine.drills.registry import FaultError, Kind, find, kinds
 from ppengine.drills.target import Pids, Target
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
@@ -48,6 +48,8 @@ class _On:
 
     def places(self, stages: int) -> list[Place]:
         """Return the places whose fault threads it needs: an edge connects equal ranks."""
+        if self.kind.on == "core":
+            return [CORE]
         return [Place(stage, self.rank) for stage in self.kind.stages(self.stage or 0, stages)]
 
 
@@ -138,7 +140,7 @@ class FaultDesk:
                 struck.append(waiting)
         late = [one for one in self._open.values() if one.missing and one.deadline < now]
         for waiting in late:
-            names = ", ".join(map(self._config.groups.text, sorted(waiting.missing)))
+            names = ", ".join(map(self._text, sorted(waiting.missing)))
             waiting.texts.append(f"the fault thread of {names} gave no answer")
             waiting.failed = True
         return [self._end(waiting) for waiting in struck + late]
@@ -164,9 +166,9 @@ class FaultDesk:
         if kind.how == "outside":
             text = f"{on.text} is done, from outside"
             return [Outcome(id=command.id, op=_op(command), state="applied", text=text)]
-        assert verb.stage is not None  # only stages have points
         waiting = _Open(command, set(), time.monotonic() + ANSWER_S, begins=on)
-        return self._send(waiting, on.places(self._config.stages), Inject(command.id, kind.name, verb.stage))
+        aim = CORE.stage if verb.stage is None else verb.stage
+        return self._send(waiting, on.places(self._config.stages), Inject(command.id, kind.name, aim))
 
     def _clear(self, command: Command) -> list[Reply]:
         on = self._on
@@ -199,10 +201,13 @@ class FaultDesk:
             except zmq.ZMQError as error:
                 waiting.missing.discard(place)
                 waiting.failed = True
-                name = self._config.groups.text(place)
+                name = self._text(place)
                 waiting.texts.append(f"the fault thread of {name} cannot be reached: {error.strerror}")
         accepted = Accepted(id=waiting.command.id, op=_op(waiting.command))
         return [accepted] if waiting.missing else [self._end(waiting)]
+
+    def _text(self, place: Place) -> str:
+        return "the core" if place == CORE else self._config.groups.text(place)
 
     def _end(self, waiting: _Open) -> Outcome:
         command = waiting.command

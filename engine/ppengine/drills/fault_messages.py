@@ -8,7 +8,7 @@ from ppengine.protocol.place import Place
 
 
 class Inject(msgspec.Struct, tag="inject", array_like=True):
-    """Begin the fault `kind`, aimed at `stage`: the receiver, or its neighbour."""
+    """Begin the fault `kind`, aimed at `stage`: the receiver, or its neighbour; -1: the core."""
 
     id: str
     kind: str
@@ -33,6 +33,10 @@ class Done(msgspec.Struct, tag="done", array_like=True):
 
 ToFaults = Inject | Lift
 FromFaults = Done
+
+
+CORE = Place(-1, 0)
+"""The core's place among fault threads."""
 
 
 def identity(place: Place) -> bytes:

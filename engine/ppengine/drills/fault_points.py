@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ppengine.common.ring import RingWriter
+from ppengine.drills.fault_messages import CORE
 from ppengine.drills.registry import Kind
 
 Go = Callable[..., Any]
@@ -44,6 +45,19 @@ class StageParts:
         """Name of the process for operators."""
         group = getattr(self.runner, "_group", None)
         return f"stage {self.stage}" + (f" rank {self.rank}" if group is not None and group.size > 1 else "")
+
+
+@dataclass
+class CoreParts:
+    """The core as a fault sees it. Its loop has no points: a fault replaces a method of a part."""
+
+    engine: Any
+    stores: Any
+    """Socket of the stores; it belongs to the thread of the loop."""
+    stage: int = CORE.stage
+    rank: int = CORE.rank
+    buffers: None = None
+    name: str = "the core"
 
 
 class Fault:

@@ -18,7 +18,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Cause
 
 How = Literal["strike", "arm", "outside"]
-"""`strike`: at a point of the step loop; `arm`: once, by the stage's fault thread; `outside`: by the gateway."""
+"""`strike`: at a point of the step loop; `arm`: once, by a fault thread of stage or core; `outside`: by the gateway."""
 Effect = Literal["hang", "death", "slow", "wrong", "grow", "blind", "none"]
 """Effect on the engine. `grow`: it uses up memory or descriptors; `blind`: it works, but is no longer observed;
 `none`: it works and is observed."""
@@ -31,7 +31,7 @@ Action = Callable[..., Any]
 POINTS = ("step", "receive", "expect", "forward", "reduce", "send", "copy", "map", "ack", "poll")
 _MODULES = (
     "hang_faults", "edge_faults", "end_faults", "slow_faults", "memory_faults", "number_faults", "incident_programs",
-    "watcher_faults", "store_faults", "device_faults",
+    "watcher_faults", "store_faults", "device_faults", "core_faults",
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {}
 
@@ -61,8 +61,8 @@ class Kind:
     where: Where = "any"
     pair: bool = False
     """Whether it strikes the edge behind the stage (for the last one, before it): both ends are right."""
-    needs: Literal["", "swap", "resize", "restart", "ledger", "finite", "checksum"] = ""
-    """Operation or live check without which the fault does not show."""
+    needs: Literal["", "swap", "resize", "restart", "ledger", "finite", "checksum", "lookups"] = ""
+    """Operation or live check without which the fault does not show. `lookups`: slow ones, in a backend."""
     before: Callable[[Any], Undo | None] | None = None
     ranks: bool = False
     """Whether it strikes what the ranks of a stage exchange; a stage of one rank has none of that."""
@@ -156,7 +156,7 @@ def strike(point: str, effect: Effect, *expects: Cause, **more: Any) -> Callable
 
 
 def arm(effect: Effect, *expects: Cause, **more: Any) -> Callable[[Action], Action]:
-    """Register `function(parts)`, called once in the stage's fault thread; it returns its undoing, or None."""
+    """Register `function(parts)`, called once in the fault thread of stage or core; it returns its undoing, or None."""
     return _register("arm", effect, expects, **more)
 
 

@@ -1,4 +1,4 @@
-"""The stage's side: stand-ins at the points, and a thread that begins and ends faults for the gateway."""
+"""The struck side: stand-ins at the points of a stage, and a thread that begins and ends faults for the gateway."""
 
 from __future__ import annotations
 
@@ -69,7 +69,11 @@ class FaultThread(threading.Thread):
     """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, except without the GIL."""
 
     def __init__(
-        self, context: zmq.Context[Any], config: EngineConfig, points: at.Points, parts: at.StageParts
+        self,
+        context: zmq.Context[Any],
+        config: EngineConfig,
+        points: at.Points,
+        parts: at.StageParts | at.CoreParts,
     ) -> None:
         super().__init__(name="faults", daemon=True)
         self._points, self._parts = points, parts
@@ -118,7 +122,8 @@ class FaultThread(threading.Thread):
         if kind.how == "arm":
             self._on.append((kind, None, kind.act(self._parts)))
             return f"{kind.name} at {self._parts.name} is on"
-        fault, point = at.Fault(kind, self._parts, aim), self._point(kind)
+        assert isinstance(self._parts, at.StageParts)  # the core has no points
+        fault, point = at.Fault(kind, self._parts, aim), self._point(kind, self._parts)
         if kind.prepare is not None:
             fault.tool = kind.prepare(self._parts)
         self._on.append((kind, fault, None))
@@ -134,12 +139,13 @@ class FaultThread(threading.Thread):
             self._closed.wait(_ANSWER_S)
             self._points.add(*self._deadly.pop())
 
-    def _point(self, kind: Kind) -> str:
+    @staticmethod
+    def _point(kind: Kind, parts: at.StageParts) -> str:
         """Return the kind's point in this stage: the first stage receives only steps, a last one may send nothing."""
-        if kind.point == "receive" and self._parts.receiver is None:
+        if kind.point == "receive" and parts.receiver is None:
             return "step"
-        if kind.point == "send" and self._parts.sender is None:
-            raise FaultError(f"{kind.name} strikes a send, and {self._parts.name} sends to no other stage")
+        if kind.point == "send" and parts.sender is None:
+            raise FaultError(f"{kind.name} strikes a send, and {parts.name} sends to no other stage")
         return kind.point
 
     def _lift(self) -> None:
