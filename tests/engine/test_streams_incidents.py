@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
+from ppengine.drills import connector_forms
 from ppengine.drills.fake_streams import FakeRuntime
 from ppengine.drills.incident_programs import INCIDENTS, Played
 from ppengine.protocol.reports import Finding
@@ -106,6 +108,23 @@ def test_setting_the_device_alone_mends_the_error_and_not_the_order() -> None:
     """`global-stream` is `foreign-device` with the device set: no error 400 any more, and NaN."""
     assert not play("global-stream")[0].error
     assert play("global-stream")[0].corrupt
+
+
+def test_of_three_forms_of_a_connector_only_the_store_has_no_finding() -> None:
+    found = {name: connector_forms.play(form, 3) for name, form in connector_forms.FORMS.items()}
+    *old, (ours, findings) = found.values()
+    assert [played.corrupt for played, _ in old] == [True, True]
+    redirected = "stage 3: thread step loop launches on stream kv-load, which thread kv-connector owns"
+    assert [findings[0].summary for _, findings in old] == [redirected, redirected]
+    assert not ours.corrupt and not findings
+
+
+def test_the_ledger_watches_the_copy_of_a_store_as_any_other() -> None:
+    played, findings = connector_forms.play(partial(connector_forms.by_store, waits=False), 3)
+    assert played.corrupt
+    assert [one.summary for one in findings] == [
+        "stage 3: compute reads KV block 4 without waiting for swap in, which writes it"
+    ]
 
 
 @pytest.mark.parametrize(
