@@ -53,6 +53,8 @@ NAMED_S, HEALED_S = 40.0, 90.0
 """Most seconds until a fault is named, and until nothing is said of it any more."""
 WARM_S = 300.0
 """Seconds after which growth counts."""
+LASTING = ("store-flip", "store-short")
+"""Faults that stay in files, which may be read much later."""
 GROWS = {"MiB": 1.25, "files": 1.2, "threads": 1.01}
 """Most growth of a process, as a factor."""
 
@@ -110,6 +112,8 @@ class Soak:
             await asyncio.sleep(0.1)
             raised += self.judge()
         await self.watcher.link.command(ClearFaults(), timeout=30)
+        if name in LASTING:
+            await self.watcher.do(StoreClear(backend="disk"))
         with contextlib.suppress(AssertionError):
             await self.watcher.until(_well, "all is well", HEALED_S)
         raised += self.judge()
