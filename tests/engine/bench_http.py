@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from ppengine.common.config import EngineConfig, HttpConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany, Follow, News, Piece, StateAnswer, StateQuery, ToFront
 

@@ -6,7 +6,7 @@ import gc
 import statistics
 import time
 
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 import zmq
 from ppengine.checkpoint.tokenizer import Tokenizer
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.core.grammar_process import Ask, GrammarProcess, Masked
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import FromGrammars

@@ -7,15 +7,8 @@ from collections import deque
 import msgspec
 import scheduler_invariants
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.common.config import (
-    EngineConfig,
-    MemoryConfig,
-    ModelConfig,
-    ParallelConfig,
-    Profile,
-    SchedulerConfig,
-    SloConfig,
-)
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import MemoryConfig, ModelConfig, ParallelConfig, SchedulerConfig, SloConfig
 from ppengine.common.tier_config import TierConfig
 from ppengine.core.engine import Engine
 from ppengine.core.journal_records import Record

@@ -12,7 +12,8 @@ import httpx2
 import openai
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
-from ppengine.common.config import EngineConfig, HttpConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.call_trace import CallTraces

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 import zmq
 from ppengine.common import lifeline
-from ppengine.common.config import ConsoleConfig, EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.curve import be_client, make_keypair
+from ppengine.common.profile_sections import ConsoleConfig, MemoryConfig, ModelConfig, ParallelConfig
 from ppengine.common.ring import Kind, Record
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.gateway.keyring import Principal

@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import scheduler_invariants
 from desk_model import DeskModel
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, wait_reasons
 from ppengine.core.scheduler.cache_copies import HostLimits
 from ppengine.core.scheduler.request import Request

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ppengine.common.config import ConfigError, ModelConfig, Profile, build_profile, load_profile
+from ppengine.common.config import ConfigError, Profile, build_profile, load_profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.yaml_reader import YamlError, read_yaml
 from ppengine.protocol.error_text import LINE_MOST, TEXT_MOST, one_line, shown
 

@@ -19,8 +19,9 @@ from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, 
 from ppengine.bench.rates import limit_seconds
 from ppengine.bench.workload import Job
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
-from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile, load_profile
+from ppengine.common.config import EngineConfig, Profile, load_profile
 from ppengine.common.partition import best_partition, longest_ms
+from ppengine.common.profile_sections import MemoryConfig, ModelConfig, ParallelConfig
 from ppengine.common.ring import Gauge, Kind, Record, RingWriter
 from ppengine.offline.arguments import make_profile
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -13,7 +13,8 @@ from ppengine.bench.__main__ import check_options, make_rounds
 from ppengine.bench.beside import MISSING, Vllm, check_installed, vllm_arguments
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.workload import GREEDY, Job, Sampling
-from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile
+from ppengine.common.config import ConfigError, Profile
+from ppengine.common.profile_sections import ModelConfig, ParallelConfig
 
 
 @pytest.fixture

@@ -28,8 +28,9 @@ from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimat
 from ppengine.bench.share_sizes import share_bytes
 from ppengine.checkpoint.model_shard import refusal, shard_of
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
-from ppengine.common.config import MemoryConfig, ModelConfig, Profile, SchedulerConfig
+from ppengine.common.config import Profile
 from ppengine.common.memory_arithmetic import StageBudget, plan_memory
+from ppengine.common.profile_sections import MemoryConfig, ModelConfig, SchedulerConfig
 from ppengine.models import build_stage
 from ppengine.stage.backends.base import KvShape
 from ppengine.stage.rank_group import LoneRank

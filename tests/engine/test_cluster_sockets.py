@@ -17,7 +17,8 @@ import zmq
 from engines import wait_until
 from ppengine.common import cluster, curve
 from ppengine.common.cluster import NODE_KEY, SERVER_KEY, Cluster, NodeKeys
-from ppengine.common.config import ConfigError, EngineConfig, ModelConfig, ParallelConfig, Profile
+from ppengine.common.config import ConfigError, EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig, ParallelConfig
 from ppengine.common.zap import ZapHandler
 from ppengine.protocol.keys import KeyFileError
 from ppengine.stage.edge_addresses import CoreBook

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 from core_world import CoreWorld
-from ppengine.common.config import MemoryConfig, ModelConfig, Profile, SchedulerConfig
+from ppengine.common.config import Profile
+from ppengine.common.profile_sections import MemoryConfig, ModelConfig, SchedulerConfig
 from ppengine.common.tier_config import TierConfig
 from ppengine.protocol.control import Inspect, Inspected
 from ppengine.protocol.inspection import RequestDetail

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from engines import Engine, wait_until
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.supervisor.launch import ray_head
 from ppengine.supervisor.launch.launcher import ExecutorError

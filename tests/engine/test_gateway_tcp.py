@@ -15,8 +15,9 @@ from ppconsole.link.contexts import remote_record
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.far_past import FarPast
 from ppconsole.link.source import AccessDenied
-from ppengine.common.config import ConfigError, ConsoleConfig, ModelConfig, Profile
+from ppengine.common.config import ConfigError, Profile
 from ppengine.common.curve import be_client, make_keypair
+from ppengine.common.profile_sections import ConsoleConfig, ModelConfig
 from ppengine.protocol import frames
 from ppengine.protocol.allowed_keys import AllowedKey, allow, revoke
 from ppengine.protocol.control import Command, Hello, Ping, Pong, Refused

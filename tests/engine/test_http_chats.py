@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.checkpoint.chat_template import ChatTemplate
-from ppengine.common.config import HttpConfig
+from ppengine.common.profile_sections import HttpConfig
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.event_stream import all_parts
 from ppengine.http.front_link import Followed, FrontLink

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ppengine.common.config import ConfigError, ModelConfig, Profile
+from ppengine.common.config import ConfigError, Profile
 from ppengine.common.http_address import parse_http
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
 from ppengine.checkpoint.growing_text import GrowingText
-from ppengine.common.config import EngineConfig, HttpConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.http.api_errors import ApiError
 from ppengine.http.chat_fields import ChatRequest, Message, TokenizeRequest
 from ppengine.http.client_limits import ClientLimits

@@ -15,7 +15,8 @@ from urllib.request import Request
 
 import pytest
 from hub_server import COMMIT, Hub, served
-from ppengine.common.config import ConfigError, ModelConfig, build_profile
+from ppengine.common.config import ConfigError, build_profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.hub import fetch, transfer
 from ppengine.hub.fetch import MARKER, PARTS, fetch_model
 from ppengine.hub.transfer import HubError, Stopped

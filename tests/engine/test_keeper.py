@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.protocol import discovery
 from ppengine.protocol.discovery import EngineRecord, ended_engines, list_engines
 from ppengine.supervisor.claims import ClaimError, claim, identity, sweep

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ppengine.common.config import EngineConfig, ModelConfig, Profile, SloConfig
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig, SloConfig
 from ppengine.core.request_metrics import BucketCounts, RequestMetrics, length_edges
 from ppengine.http.metrics_text import exposition
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures

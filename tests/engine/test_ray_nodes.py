@@ -18,8 +18,9 @@ import pytest
 from diagnosis_world import healthy, pipeline_held_at, stuck, with_stage
 from engines import wait_until
 from ppengine.common.cluster import NodeKeys
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.curve import make_keypair
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.diagnosis import diagnose
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.place import Place

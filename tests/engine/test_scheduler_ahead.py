@@ -7,7 +7,7 @@ import random
 from collections import deque
 
 import pytest
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from core_world import CoreWorld
-from ppengine.common.config import ConfigError, SloConfig, build_profile
+from ppengine.common.config import ConfigError, build_profile
+from ppengine.common.profile_sections import SloConfig
 from ppengine.core.slo_window import SloWindow
 
 

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 import zmq
 from ppengine.common.child_process import Child, spawn
-from ppengine.common.config import EngineConfig, MemoryConfig, ModelConfig, ParallelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import MemoryConfig, ModelConfig, ParallelConfig
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.store_messages import (
     BackendSpec,

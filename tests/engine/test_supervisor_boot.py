@@ -11,7 +11,8 @@ from typing import IO, NoReturn
 import msgspec
 import pytest
 from ppengine.checkpoint.model_spec import CheckpointError
-from ppengine.common.config import ConfigError, ModelConfig, ParallelConfig, Profile, profiles_dir
+from ppengine.common.config import ConfigError, Profile, profiles_dir
+from ppengine.common.profile_sections import ModelConfig, ParallelConfig
 from ppengine.common.tier_config import BackendConfig, TierConfig
 from ppengine.offline import launch
 from ppengine.supervisor.boot import engine_config, parse_profile

@@ -14,7 +14,8 @@ import msgspec
 import pytest
 from engines import wait_until
 from http_world import HTTP, HttpWorld
-from ppengine.common.config import ConfigError, EngineConfig, HttpConfig, ModelConfig, Profile
+from ppengine.common.config import ConfigError, EngineConfig, Profile
+from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.http import tracing
 from ppengine.http.api_keys import ApiKeys

@@ -9,7 +9,8 @@ from queue import SimpleQueue
 
 import msgspec
 import pytest
-from ppengine.common.config import EngineConfig, ModelConfig, Profile, profiles_dir
+from ppengine.common.config import EngineConfig, Profile, profiles_dir
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.protocol.store_messages import Weights
 from ppengine.store import weight_hash
 from ppengine.store.weight_hash import weights_digest

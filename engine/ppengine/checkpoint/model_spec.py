@@ -10,7 +10,7 @@ import msgspec
 from ppengine.checkpoint.config_json import CheckpointError, FieldError, count, number, read_json, token_ids, typed
 from ppengine.checkpoint.rope_spec import RopeSpec, read_rope
 from ppengine.checkpoint.tensor_files import check_weights, tensor_files
-from ppengine.common.config import DTYPES, LAYERS_MOST, MODEL_LEN_MOST
+from ppengine.common.profile_sections import DTYPES, LAYERS_MOST, MODEL_LEN_MOST
 from ppengine.protocol.error_text import one_line, shown
 
 __all__ = [

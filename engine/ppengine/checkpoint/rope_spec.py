@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ppengine.checkpoint.config_json import FieldError, count, number, typed
-from ppengine.common.config import MODEL_LEN_MOST
+from ppengine.common.profile_sections import MODEL_LEN_MOST
 from ppengine.protocol.error_text import shown
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -14,14 +14,20 @@ from ppengine.common.curve import Socket
 from ppengine.common.groups import Groups
 from ppengine.common.http_address import parse_http
 from ppengine.common.model_cache import REVISIONS, model_folder
+from ppengine.common.profile_sections import (
+    ConsoleConfig,
+    HttpConfig,
+    MemoryConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SloConfig,
+)
 from ppengine.common.section_checks import check_keys, check_missing, check_ranges
 from ppengine.common.tier_config import BACKENDS_MOST, BackendName, TierConfig
 from ppengine.protocol.error_text import shown
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.tcp_address import TcpAddress, check_listen, parse_address
-
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 
 EngineName = Annotated[
     str,
@@ -30,151 +36,10 @@ EngineName = Annotated[
         description="1 to 64 letters, digits, '.', '_' and '-', with no sign first",
     ),
 ]
-ModelId = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}\Z",
-        description="ORG/NAME of letters, digits, '.', '_' and '-', with no sign first",
-    ),
-]
-Revision = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z",
-        description="1 to 128 letters, digits, '.', '_' and '-', with no sign first",
-    ),
-]
-LAYERS_MOST = 1024
-MODEL_LEN_MOST = 2**22
-"""Tokens of the longest sequence that any model may have."""
 
 
 class ConfigError(Exception):
     """A profile or a setting that cannot be used. One line: what, with the value, and what would be right."""
-
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoint: a folder, or a model of a hub. `max_model_len` None: the model's."""
-
-    path: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """A Hugging Face folder, relative to the profile. For a hub: the folder that keeps the download, which may be
-    left out: it is in ppconsole/models/ of the user's cache then."""
-    source: Literal["folder", "huggingface", "modelscope"] = "folder"
-    """Origin of the checkpoint. From a hub it is downloaded before the engine starts, unless it is there."""
-    id: ModelId | None = None
-    """Name of a hub's model, as `ORG/NAME`."""
-    revision: Revision | None = None
-    """Branch, tag or commit at the hub. None: main, at ModelScope master, as it is at the first download."""
-    dtype: DType = "auto"
-    load_format: Literal["auto", "dummy"] = "auto"
-    max_model_len: Annotated[int, Meta(ge=2, le=MODEL_LEN_MOST)] | None = None
-    skip_tokenizer: bool = False
-
-
-class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the model is cut. `partition`: layers of each stage, in order; None: so that the longest is shortest."""
-
-    pipeline: Annotated[int, Meta(ge=1, le=256)] = 1
-    tensor: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Tensor-parallel ranks of each stage, one process each."""
-    partition: (
-        Annotated[list[Annotated[int, Meta(ge=1, le=LAYERS_MOST)]], Meta(min_length=1, max_length=256)] | None
-    ) = None
-    executor: Literal["local", "ray"] = "local"
-    placement: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] | None = None
-    """Ray's strategy for the nodes of the stages. STRICT_PACK: all on the engine's host.
-
-    None: STRICT_SPREAD in the cluster at RAY_ADDRESS, STRICT_PACK without one."""
-    listen: str | None = None
-    """`tcp://ADDRESS:PORT` of this host for its stages on other nodes, the first of four ports.
-
-    None: the address on the way to RAY_ADDRESS, and free ports."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the stages. auto: a GPU if there is one and `memory.device_mib` is not set, otherwise the CPU."""
-    eager: bool = False
-    """On a GPU: launch decode steps operation by operation instead of as graphs."""
-    peer_to_peer: bool = True
-    """On GPUs: messages between stages go from card to card where the cards can reach each other, not through hosts."""
-    edges: Literal["tcp", "rdma", "auto"] = "tcp"
-    """Carrier of hidden states between hosts. rdma: adapters for InfiniBand or RoCE, with the extra `rdma`.
-
-    auto: RDMA where both hosts of an edge have it, otherwise TCP."""
-    restart: Literal["auto", "never"] = "auto"
-    """Reaction to the death of a stage: `auto` restarts it and recomputes requests, `never` stays degraded."""
-    restart_limit_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
-    """Seconds in which a restarted stage must come up; then requests end as `lost`, and the tries go on."""
-
-
-class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Memory of each stage. `device_mib` replaces the card's memory on a CPU stage; on a GPU it is a limit."""
-
-    utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    device_mib: Annotated[int, Meta(ge=1, le=2**24)] | None = None
-    swap_space_gib: Annotated[float, Meta(ge=0, le=2**16)] = 4.0
-    block_size: Literal[8, 16, 32, 64, 128] = 16
-
-
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Batching. `schedule_ahead`: give a request its next decode step before the last one has retired."""
-
-    max_num_seqs: Annotated[int, Meta(ge=1, le=65_536)] = 256
-    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=32_768)] = 2048
-    preemption: Literal["recompute", "swap"] = "recompute"
-    schedule_ahead: bool = False
-    prefix_caching: bool = True
-    chunked_prefill: bool = True
-    watermark: Annotated[float, Meta(ge=0, le=0.5)] = 0.01
-    """Share of the blocks that stays free for running requests when another one is admitted."""
-
-
-class ConsoleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Watching."""
-
-    listen: str | None = None
-    """`tcp://ADDRESS:PORT` for consoles on other hosts, the first of three ports; null: local sockets alone."""
-    publish_hz: Annotated[float, Meta(ge=0.1, le=100)] = 10.0
-    history_minutes: Annotated[int, Meta(ge=0, le=1440)] = 60
-    """Minutes of snapshots and events that are kept on disk; 0: none, and no recordings of incidents."""
-    history_mib: Annotated[int, Meta(ge=1, le=65_536)] = 64
-    """Most MiB of them; a large engine gets fewer snapshots a minute in place of fewer minutes."""
-
-
-class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's API."""
-
-    listen: str | None = None
-    """`HOST:PORT` of the API; null: there is none. Port 0: a free one."""
-    processes: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes that share the port."""
-    keys: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    """File of API keys, a line each as `NAME KEY [LIMIT=N ...]`, beside PPCONSOLE_API_KEY; null: that one, or none.
-
-    Limits are `requests_per_minute`, `tokens_per_minute` and `concurrent`; keys of one name share them.
-    """
-    most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
-    """Requests that may be open at once in each process; later ones are refused with status 429."""
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45", "qwen3_coder"] = "auto"
-    """Form in which the model writes tool calls; auto: the one that its chat template shows."""
-    reasoning: Literal["auto", "none", "think"] = "auto"
-    """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""
-    stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Tokens of an answer that share an event, after its first; more take less CPU time a token."""
-    otlp_traces_endpoint: Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None = None
-    """URL that takes OpenTelemetry traces by OTLP over HTTP (`http://HOST:4318/v1/traces`); null: there are none."""
-
-
-class SloConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Service level objectives: a request that ends has met them or not. They change nothing that is scheduled."""
-
-    ttft_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
-    """Most milliseconds from the submission to the first token; null: any."""
-    itl_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
-    """Most milliseconds between two tokens of a request, in the mean; null: any."""
-
-    @property
-    def set(self) -> bool:
-        """Whether there is an objective."""
-        return self.ttft_ms is not None or self.itl_ms is not None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

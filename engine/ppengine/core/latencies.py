@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ppengine.common.config import SloConfig
 from ppengine.common.durations import SLICE_S, SLICES, Histogram, bucket_of
+from ppengine.common.profile_sections import SloConfig
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request

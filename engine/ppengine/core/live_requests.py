@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppengine.common.config import SloConfig
+from ppengine.common.profile_sections import SloConfig
 from ppengine.core.events import Events
 from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter

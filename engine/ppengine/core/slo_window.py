@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ppengine.common.config import SloConfig
 from ppengine.common.durations import SLICE_S, SLICES
+from ppengine.common.profile_sections import SloConfig
 from ppengine.protocol.snapshot import SloInfo
 
 COUNTED = ("stop", "length", "lost")

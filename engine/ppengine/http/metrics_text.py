@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
-from ppengine.common.config import EngineConfig, SloConfig
+from ppengine.common.config import EngineConfig
+from ppengine.common.profile_sections import SloConfig
 from ppengine.http.tier_metrics import families
 from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, ProcessFigures
 from ppengine.protocol.metrics import CoreMetrics, HistogramCounts, RingFigures

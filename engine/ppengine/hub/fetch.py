@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from ppengine.checkpoint.tensor_files import INDEX, SINGLE
-from ppengine.common.config import ModelConfig
 from ppengine.common.model_cache import REVISIONS
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.sizes import size_text
 from ppengine.hub.sites import SITES, RemoteFile
 from ppengine.hub.transfer import CHUNK, HubError, Stopped, Transfer, git_hasher

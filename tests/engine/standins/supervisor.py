@@ -5,7 +5,8 @@ import sys
 import time
 
 from ppengine.common import lifeline
-from ppengine.common.config import EngineConfig, ModelConfig, Profile
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.tier_config import BackendConfig, TierConfig
 from ppengine.protocol import discovery
 from ppengine.supervisor.announcements import announce, tell

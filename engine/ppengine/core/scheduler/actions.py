@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.common.sizes import size_text
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences

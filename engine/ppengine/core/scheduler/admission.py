@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request

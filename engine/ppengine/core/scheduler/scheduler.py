@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ppengine.common.config import SchedulerConfig
+from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler.actions import RequestActions
 from ppengine.core.scheduler.admission import Admission
 from ppengine.core.scheduler.batch import Batcher
