@@ -147,7 +147,7 @@ class Soak:
 
     async def churn(self) -> None:
         """Take blocks from requests, and change the memory."""
-        for share in (0.6, 0.85, 0.7, 0.9):
+        for share in (0.75, 0.85, 0.7, 0.9):
             await self.watcher.do(SetMemory(utilization=share))
             for name in self.load.names[-2:]:
                 for verb in (SwapOut(request=name), Preempt(request=name, mode="recompute")):
