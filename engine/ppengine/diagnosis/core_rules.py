@@ -7,7 +7,7 @@ from pathlib import PurePath
 from ppengine.common.oom_kills import OOM_KILLER
 from ppengine.diagnosis.budgets import HELD_S, STOPPED_AFTER_S, TRACED_AFTER_S, UNSCHEDULED_AFTER_S
 from ppengine.diagnosis.case import Case
-from ppengine.diagnosis.phrases import code_line, exit_words, let_go, percent, seconds, stack_lines, thaw
+from ppengine.diagnosis.phrases import code_line, exit_words, let_go, line_words, percent, seconds, stack_lines, thaw
 from ppengine.protocol.reports import HeldTurns
 from ppengine.protocol.snapshot import Verdict
 from ppengine.protocol.stage_samples import TRACED
@@ -37,7 +37,7 @@ def core(case: Case) -> list[Verdict]:
         how, since = f"has not reported for {seconds(core.report_age_s)}", core.report_age_s
         suggest, stack = "ppconsole stacks --core", stack_lines(core)
     elif core.held is not None and core.held.held_s >= HELD_S:
-        how, since, line = _held_words(core.held), core.held_for_s, _held_line(core.held)
+        how, since, line = _held_words(core.held), core.held_for_s, line_words(core.held.frames)
         suggest, stack = "ppconsole stacks --core", _held_lines(core.held)
     elif core.unscheduled_for_s is not None and core.unscheduled_for_s >= UNSCHEDULED_AFTER_S:
         how, since = f"schedules nothing for {core.running} running requests", core.unscheduled_for_s
@@ -61,13 +61,6 @@ def _held_words(held: HeldTurns) -> str:
     """Return how long the turns of the core hold it."""
     does = "computes" if 2 * held.ran_s > held.held_s else "waits"
     return f"{does} in its turns for {percent(held.held_s / held.window_s)} of the time"
-
-
-def _held_line(held: HeldTurns) -> str:
-    """Return the line of the core's own code that holds it. Stacks taken later may be of a moment between turns."""
-    own = next((frame for frame in held.frames if "ppengine/" in frame), "")
-    function, _, place = own.rpartition(" ")
-    return f", at {function} {place.rpartition('/')[2]}" if own else ""
 
 
 def _held_lines(held: HeldTurns) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ppengine.common.child_process import signal_name
 from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
@@ -82,11 +84,17 @@ def thaw(file: str) -> str:
 
 
 def code_line(of: StageEvidence | CoreEvidence) -> str:
-    """Return the innermost line of code of the main thread, without folders; empty until its stack is taken."""
+    """Return the innermost line of the engine's own code in the main thread; empty until its stack is taken."""
     stack = of.stack
-    if stack is None or stack.pid != of.pid or not stack.main:
+    return line_words(stack.main) if stack is not None and stack.pid == of.pid else ""
+
+
+def line_words(frames: Sequence[str]) -> str:
+    """Return the newest frame of the engine's own code, without folders; of others if there is none, or empty."""
+    if not frames:
         return ""
-    function, _, place = next((frame for frame in stack.main if ".py:" in frame), stack.main[0]).rpartition(" ")
+    own = (frame for mark in ("ppengine/", "ppkernels/", ".py:") for frame in frames if mark in frame)
+    function, _, place = next(own, frames[0]).rpartition(" ")
     return f", at {function} {place.rpartition('/')[2]}"
 
 
