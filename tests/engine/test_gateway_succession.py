@@ -335,6 +335,20 @@ def test_answers_are_bounded_and_those_without_an_end_stay() -> None:
     assert [type(one) for one in replies] == [Accepted, Deferred] and replies[1].text == "b" and unknown == ["0"]
 
 
+def test_newer_commands_do_not_push_out_one_without_an_end(tmp_path: Path) -> None:
+    core = Core()
+    gateway = Killable(tmp_path, core, None)
+    gateway.desk._most = 3
+    handle, core.handle = core.handle, lambda command: None  # type: ignore[method-assign]
+    gateway.say(msgspec.structs.replace(pause(), id="open"))
+    core.handle = handle  # type: ignore[method-assign]
+    for number in range(5):
+        gateway.say(msgspec.structs.replace(pause(), id=f"{number}"))
+    assert gateway.desk.open() == ["open"] and len(gateway.desk._kept) == 3
+    end = Outcome(id="open", op="op-1", state="applied", text="done")
+    assert gateway.desk.on_reply(end) and gateway.got[-1] == end
+
+
 # --- consoles, faults, incidents --------------------------------------------------------------------------------
 
 

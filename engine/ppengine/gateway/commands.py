@@ -33,7 +33,7 @@ from ppengine.protocol.reports import Recalled
 from ppengine.protocol.verb_table import ROWS
 
 KEPT = 4096
-"""Commands whose answers are kept for repeats."""
+"""Most commands whose answers are kept for repeats; those without an end stay longest."""
 REPEAT_S = 10.0
 """Seconds for a console to repeat a command that its gateway recorded and did not forward."""
 CORE_AWAY_S, CORE_FULL_S = 30.0, 1.0
@@ -113,7 +113,8 @@ class CommandDesk:
             return
         self._kept[command.id] = kept
         while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+            ended = (one for one, known in self._kept.items() if known.over)
+            del self._kept[next(ended, next(iter(self._kept)))]
         self._effects.begin(kept)
 
     def on_reply(self, reply: Reply, *, core: bool = True) -> bool:
