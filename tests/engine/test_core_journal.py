@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -164,6 +165,25 @@ def test_a_folder_that_is_gone_is_a_failure_and_no_error(tmp_path: Path) -> None
     journal = Journal(tmp_path / "none")
     journal.begin(lambda: iter([]))
     assert journal.take_failure() == "No such file or directory"
+
+
+def test_a_file_that_cannot_be_looked_at_is_a_failure_and_no_error(tmp_path: Path, monkeypatch) -> None:
+    journal = written(tmp_path, [])
+    stat = os.stat
+
+    def broken(path, **options):
+        if Path(path).name == FILE:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return stat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", broken)
+        journal.note(entered(0))
+        journal.commit(lambda: iter(nothing()), journal_file.LOOK_S)
+    assert journal.take_failure() == os.strerror(errno.EIO)
+    later = time.monotonic() + 2 * journal_file.AGAIN_S
+    journal.commit(lambda: iter([entered(0)]), later)
+    assert found(tmp_path) == ([entered(0)], []), "a later turn writes everything again"
 
 
 def test_the_file_is_bounded_and_whole_at_every_moment(tmp_path: Path) -> None:

@@ -90,7 +90,12 @@ class Journal:
         records, self._records = self._records, []
         if self._descriptor >= 0 and now >= self._look_at:
             self._look_at = now + LOOK_S
-            if not (self._folder / FILE).exists() and self._folder.is_dir():
+            try:
+                gone = not (self._folder / FILE).exists() and self._folder.is_dir()
+            except OSError as error:
+                self._fail(error)
+                return
+            if gone:
                 self._fail(FileNotFoundError(errno.ENOENT, "its file was removed; another one is begun"))
                 self._retry_at = now
         if self._descriptor < 0:
