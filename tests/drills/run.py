@@ -48,7 +48,7 @@ def main() -> int:
     if options.chaos:
         return asyncio.run(chaos.chaos(options.chaos, options.clients, options.seed, options.only))
     if options.soak:
-        return asyncio.run(soak.soak(options.soak, options.seed))
+        return asyncio.run(soak.soak(options.soak, options.seed, options.tensor))
     kept = Kept(options.results)
     if options.controls:
         asyncio.run(_controls(options, kept))

@@ -18,13 +18,13 @@ _SLOW_LOAD_EVERY_S = 900.0
 _ABORTED = "ended by abort"
 
 
-async def soak(minutes: float, seed: int) -> int:
-    """Run for `minutes`; print what was done and what came of it. Returns the exit code."""
+async def soak(minutes: float, seed: int, tensor: int = 1) -> int:
+    """Run for `minutes` with `tensor` ranks a stage; print all actions and their results. Returns the exit code."""
     source, done, alarms = random.Random(seed), Counter(), []
     begun = time.monotonic()
     until = begun + minutes * 60
     next_load, told = begun, 0
-    async with controls.world(2, "memory.utilization=0.55") as world:
+    async with controls.world(2, "memory.utilization=0.55", f"parallel.tensor={tensor}") as world:
         world.load = Load(world.watcher, seed=seed)
         while time.monotonic() < until and not world.load.errors:
             if time.monotonic() >= next_load:

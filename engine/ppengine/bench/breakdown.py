@@ -166,8 +166,8 @@ def _rank_lines(stages: list[StageTimes], names: list[str]) -> list[str]:
         return []
     lines = ["stage  ms a micro-batch that a rank waits for others of its stage"]
     for name, stage in zip(names, stages, strict=True):
-        least = min(each.ranks_ms for each in stages if each.stage == stage.stage)
-        late = "   comes last, the others wait for it" if stage.ranks_ms == least else ""
+        others = [each.ranks_ms for each in stages if each.stage == stage.stage and each is not stage]
+        late = "   comes last, the others wait for it" if others and stage.ranks_ms < min(others) else ""
         lines.append(f"{name:>5}{stage.ranks_ms:10.2f}{late}")
     return lines
 
