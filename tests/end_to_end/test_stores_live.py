@@ -26,6 +26,7 @@ from ppengine.protocol.store_verbs import (
 )
 from ppengine.protocol.tiers import BackendInfo, TiersInfo
 from serving import Served
+from valkey_server import WHY_SKIPPED, Server, server_binary
 
 from profiles import small
 
@@ -194,6 +195,62 @@ async def test_a_core_is_killed_while_stores_read_and_write(engine: Served, expe
     async with engine.operator() as op:
         await tiers(op, lambda now: not now.slots_moving and not now.slots_quarantined, "no slot is left")
     engine.find_pids()
+
+
+async def test_slots_rest_until_a_stopped_store_has_met_the_next_core(
+    engine: Served, expected: list[list[int]]
+) -> None:
+    engine.find_pids()
+    async with loaded(engine, expected) as (op, load):
+        await op.do(StoreAdd(backend="mem", kind="memory", quota_gib=0.1, write="always"))
+        await op.do(StoreDrain(backend="mem"))
+        await op.do(StoreAdd(backend="gone", kind="memory", quota_gib=0.1))
+        await op.do(StoreRemove(backend="gone"))
+        await hits_more(op)
+        os.kill(engine.pids["store1"], signal.SIGSTOP)
+        await tiers(op, lambda now: now.fetching, "a request waits for the stopped store")
+        os.kill(engine.pids["core"], signal.SIGKILL)
+        resting = "the next core has taken all slots out of use"
+        await tiers(op, lambda now: not now.ready and now.slots_moving == now.slots > 0, resting)
+        await load.go_on()
+        now = (await op.now()).tiers
+        assert now is not None and not now.ready
+        assert now.slots_moving == now.slots, "the stopped store may still write into them"
+        os.kill(engine.pids["store1"], signal.SIGCONT)
+        now = await tiers(op, lambda now: now.ready and disk(now).state == "open", "the stopped store is there")
+        assert [(each.name, each.state) for each in now.backends] == [("disk", "open"), ("mem", "draining")]
+        await hits_more(op)
+        await op.do(StoreRemove(backend="mem"))
+    async with engine.operator() as op:
+        await tiers(op, lambda now: not now.slots_moving and not now.slots_quarantined, "no slot is left")
+    engine.find_pids()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    binary = server_binary()
+    if binary is None:
+        pytest.skip(WHY_SKIPPED)
+    server = Server(binary, tmp_path)
+    yield server
+    server.stop()
+
+
+async def test_a_valkey_server_dies_under_load(engine: Served, expected: list[list[int]], server: Server) -> None:
+    async with loaded(engine, expected) as (op, load):
+        await op.do(StoreAdd(backend="cache", kind="valkey", url=server.url, quota_gib=0.1, write="always"))
+        await op.do(StorePause(backend="disk"))
+        await hits_more(op, "cache")
+        server.kill()
+        await tiers(op, lambda now: backend(now, "cache").breaker != "closed", "the backend fails")
+        await load.go_on()
+        server.start()
+        await tiers(op, lambda now: backend(now, "cache").breaker == "closed", "the server is back")
+        await hits_more(op, "cache")
+        await op.do(StoreResume(backend="disk"))
+        await op.do(StoreRemove(backend="cache"))
+        now = await tiers(op, lambda now: len(now.backends) == 1, "one backend is left")
+        assert disk(now).state == "open" and not disk(now).corrupt_total
 
 
 async def test_two_engines_over_the_same_files(
