@@ -126,6 +126,21 @@ def test_a_core_that_follows_goes_on_with_the_sources_of_prompts() -> None:
     assert tiers is not None and known is not None and tiers.prompt_tokens_total == known.prompt_tokens_total == 66
 
 
+def test_a_core_that_follows_goes_on_with_the_counts_of_the_host_cache() -> None:
+    world = again()
+    copies = world.scheduler.blocks.copies
+    copies.cache.evicted_total, copies.dropped_total = 3, 4
+
+    def counts(of: CoreWorld) -> tuple[int, ...]:
+        tiers = of.engine.reporter.build().tiers
+        assert tiers is not None
+        return tiers.out_bytes_total, tiers.in_bytes_total, tiers.evicted_total, tiers.dropped_total
+
+    before = counts(world)
+    assert before[0] > 0 and before[1] > 0 and before[2:] == (3, 4)
+    assert counts(follow(follow(world, tiers=TIERS, meet=False), tiers=TIERS)) == before
+
+
 @pytest.mark.parametrize(
     ("section", "text"),
     [

@@ -443,9 +443,11 @@ def test_silent_stores_are_left_alone():
 
 def test_a_core_that_follows_goes_on_with_backends_and_waits_for_the_stores():
     world, _ = fetching()
+    world.engine.tiers.writer.dropped_total = 3
     world.engine.commit()
     older = world.stores
     after = TierWorld(disk=world.disk, before=world, stores=False, serve=False)
+    assert after.engine.tiers.writer.dropped_total == 3
     after.drained(0, 1)
     after.ready()
     after.run()

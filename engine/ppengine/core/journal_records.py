@@ -176,6 +176,8 @@ class TierState(msgspec.Struct, array_like=True):
     """Hash of the weight files; empty: not known."""
     backends: list[BackendState]
     failed_fetches: int
+    dropped: int = 0
+    """Chunks that were not put."""
 
 
 class StartCounts(msgspec.Struct, array_like=True):
@@ -186,6 +188,15 @@ class StartCounts(msgspec.Struct, array_like=True):
     host: int
     computed: int
     backends: dict[str, int]
+
+
+class CopyCounts(msgspec.Struct, array_like=True):
+    """Blocks to and from the host cache."""
+
+    out: int
+    into: int
+    evicted: int
+    dropped: int
 
 
 class Settings(msgspec.Struct, array_like=True, tag=11):
@@ -219,6 +230,8 @@ class Settings(msgspec.Struct, array_like=True, tag=11):
     starts: StartCounts | None = None
     tiers: TierState | None = None
     """KV tiers; None without backends."""
+    copies: CopyCounts | None = None
+    """None without a host cache."""
 
 
 class Moved(msgspec.Struct, array_like=True, tag=12):

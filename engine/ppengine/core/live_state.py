@@ -13,6 +13,7 @@ from ppengine.core.health import Health
 from ppengine.core.journal_records import (
     Added,
     Answered,
+    CopyCounts,
     CordonState,
     Entered,
     Noticed,
@@ -95,12 +96,15 @@ class LiveState:
                 known.starts = StartCounts(
                     totals.prompt, totals.device, totals.host, totals.computed, dict(totals.backends)
                 )
+                known.copies = CopyCounts(
+                    copies.out_total, copies.in_total, copies.cache.evicted_total, copies.dropped_total
+                )
         elif before is not None:
             known.utilization, known.revision = before.utilization, before.revision
             known.step, known.paused_by, known.paused = before.step, before.paused_by, before.paused
             known.checks, known.shadow = before.checks, before.shadow
             known.preemptions, known.swaps, known.hit_tokens = before.preemptions, before.swaps, before.hit_tokens
-            known.starts = before.starts
+            known.starts, known.copies = before.starts, before.copies
         return known
 
     def records(self) -> Iterator[Record]:

@@ -132,6 +132,9 @@ class Successor:
             # Or device hits, which are the rest of all hits, would jump by those of the other sources.
             one = known.starts
             copies.totals = StartTotals(one.prompt, one.device, one.host, one.computed, Counter(one.backends))
+            if (counts := known.copies) is not None:
+                copies.out_total, copies.in_total = counts.out, counts.into
+                copies.cache.evicted_total, copies.dropped_total = counts.evicted, counts.dropped
         now = self._clock()
         for entered in sorted(self.state.requests.values(), key=lambda one: one.first):
             for request in _requests(entered):

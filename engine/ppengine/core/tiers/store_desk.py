@@ -257,11 +257,13 @@ class StoreDesk:
         """Return everything for the journal; None if no backend has ever been there."""
         if not len(self.backends) and not self._config.profile.tiers.backends and not self.links.weights:
             return None
-        return TierState(self.links.weights, self.backends.state(self.hit_tokens), self.fetcher.failed_total)
+        backends, failed = self.backends.state(self.hit_tokens), self.fetcher.failed_total
+        return TierState(self.links.weights, backends, failed, self.writer.dropped_total)
 
     def restore(self, state: TierState | None) -> None:
         """Go on with the backends of the core before this one, whose fetches may still write into slots."""
         if state is not None:
             self.links.weights, self.fetcher.failed_total = state.weights, state.failed_fetches
+            self.writer.dropped_total = state.dropped
             self.backends.restore(state.backends)
             self.links.inherited.begin()
