@@ -31,9 +31,14 @@ def profile(stages: int, *settings: str) -> Profile:
 class Load:
     """Keeps `width` requests in flight: short and long prompts, greedy and sampled, each judged when it ends."""
 
-    def __init__(self, op: Operator, width: int = 4, seed: int = 0, *, long: bool = False) -> None:
-        """`long`: of the long prompts, with few tokens each, and of new ones, which are not judged."""
-        self._op, self._width = op, width
+    def __init__(
+        self, op: Operator, width: int = 4, seed: int = 0, *, long: bool = False, between_s: float = 0.0
+    ) -> None:
+        """`long`: of the long prompts, with few tokens each, and of new ones, which are not judged.
+
+        `between_s`: mean seconds before each request.
+        """
+        self._op, self._width, self._between_s = op, width, between_s
         self._random = random.Random(seed)
         self._chosen = range(len(PROMPTS), len(PROMPTS) + len(LONG)) if long else range(len(PROMPTS))
         self._most = MOST // 8 if long else MOST
@@ -102,6 +107,8 @@ class Load:
         if not greedy:
             sampling |= {"temperature": 0.8, "top_p": 0.9, "seed": self._random.randrange(1000)}
         name = ""
+        if self._between_s:
+            await asyncio.sleep(self._random.expovariate(1 / self._between_s))
         try:
             name = await self._op.submit(tokens_in, **sampling)
             self.names.append(name)

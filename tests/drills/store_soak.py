@@ -1,9 +1,10 @@
 """The soak of KV tiers: faults of stores, stages and the core, and verbs, at random under a load that is judged.
 
-    python tests/drills/store_soak.py [--minutes 60] [--seed 0]
+    python tests/drills/store_soak.py [--minutes 60] [--seed 0] [--only NAMES]
 
-One thing happens at a time, with a quiet spell behind it. An alarm is right while a fault that it names is there. Any
-other alarm, a wrong token, a request that fails and a process that grows fail the run.
+One thing happens at a time, with a quiet spell behind it. An alarm is right while the fault is there whose cause and
+place it names. Any other alarm fails the run, and so does a fault that is not named, a wrong token, a request that
+fails, an engine that does not come back to idle, and a process that grows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -40,8 +42,9 @@ from ppengine.protocol.store_verbs import (  # noqa: E402
     StoreResume,
     StoreTest,
 )
-from ppengine.protocol.verbs import ClearFaults, Fault, Preempt, SetMemory, SwapOut, Verb  # noqa: E402
+from ppengine.protocol.verbs import Abort, ClearFaults, Fault, Preempt, SetMemory, SwapOut, Verb  # noqa: E402
 from serving import LASTING_S, Served  # noqa: E402
+from store_judge import Alarms, Sizes  # noqa: E402
 from watching import Watcher, watch  # noqa: E402
 
 STAGES = 2
@@ -51,79 +54,75 @@ KILLS_S = 240.0
 """Least seconds between two kills of stages or cores: after more of them the engine waits for an operator."""
 NAMED_S, HEALED_S = 40.0, 90.0
 """Most seconds until a fault is named, and until nothing is said of it any more."""
-WARM_S = 300.0
-"""Seconds after which growth counts."""
 LASTING = ("store-flip", "store-short")
 """Faults that stay in files, which may be read much later."""
-GROWS = {"MiB": 1.25, "files": 1.2, "threads": 1.01}
-"""Most growth of a process, as a factor."""
+BETWEEN_S = 0.4
+"""Mean seconds before each request of a lane: the engine then takes well under one processor."""
+_STORE = r"the store of stage {0} |backend disk is slow: .* the store of stage {0}$|backend disk (?:is broken|fails): "
+_WRITES = r"backend disk (?:is broken|fails): "
+FAULTS = {
+    "store-kill": (False, "the store of stage {0} "), "store-stop": (True, _STORE), "store-slow": (True, _STORE),
+    "store-flip": (True, "backend disk gave "), "store-short": (True, "backend disk gave "),
+    "store-full": (True, _WRITES),
+}  # fmt: skip
+"""Faults of the registry: whether an alarm is owed, and the summaries that name one at stage {0}."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One thing to do. `may` matches the right alarms, as `cause@stage: summary`; `owed`: one must come."""
+
+    action: Callable[[], Awaitable[None]]
+    may: str = "(?!)"
+    owed: bool = False
 
 
 class Soak:
-    """One engine with its load, and what has been seen."""
+    """One engine with its load, and what has been done."""
 
-    def __init__(self, engine: Served, watcher: Watcher, load: Load, source: random.Random) -> None:
-        self.engine, self.watcher, self.load, self.source = engine, watcher, load, source
-        self.done, self.named, self.silent = Counter[str](), Counter[str](), Counter[str]()
-        self.false: list[str] = []
-        self.sizes: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
-        self._began = time.monotonic()
+    def __init__(self, engine: Served, watcher: Watcher, load: Load, source: random.Random, disk: Path) -> None:
+        self.engine, self.watcher, self.load, self.source, self.disk = engine, watcher, load, source, disk
+        self.alarms, self.sizes, self.done = Alarms(watcher), Sizes(engine), Counter[str]()
+        self.problems: list[str] = []
         self._killed = -KILLS_S
-        self._allowed: tuple[str, ...] = ()
-        self._seen = 0
-
-    def judge(self) -> list[str]:
-        """Return the causes that were raised since the last call; those that no fault explains are false alarms."""
-        news, self._seen = self.watcher.changes[self._seen :], len(self.watcher.changes)
-        causes = [(verdict.cause, verdict.summary) for seen in news for verdict in seen.verdicts]
-        for cause, summary in dict(causes).items():
-            if cause not in self._allowed and "*" not in self._allowed:
-                self.false.append(f"{self.age:.0f} s {cause}: {summary}")
-                print(f"ALARM {self.false[-1]}", flush=True)
-        return [cause for cause, _ in causes]
 
     @property
     def age(self) -> float:
-        return time.monotonic() - self._began
+        return self.alarms.age
 
-    def measure(self) -> None:
-        """Note the size of each process."""
-        with contextlib.suppress(AssertionError):
-            self.engine.find_pids()
-        for role, pid in self.engine.pids.items():
-            with contextlib.suppress(OSError):
-                fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-                self.sizes[role].append(
-                    (self.age, {
-                        "MiB": int(fields["RssAnon"].split()[0]) / 1024, "threads": float(fields["Threads"]),
-                        "files": float(len(list(Path(f"/proc/{pid}/fd").iterdir()))),
-                    })
-                )  # fmt: skip
-
-    async def act(self, name: str, action: Callable[[], Awaitable[bool | None]], allowed: tuple[str, ...]) -> None:
-        """Do one thing; `action` says whether an alarm is owed. Then wait until all is well, and a spell longer."""
+    async def act(self, name: str, plan: Plan) -> None:
+        """Do one thing, then wait until all is well, and a spell longer."""
         print(f"{self.age:6.0f} s  {name}, {self.load.ended} requests ended", flush=True)
-        self.judge()
-        self._allowed = allowed
-        owed = await action()
-        raised: list[str] = []
+        self.done[name] += 1
+        self.alarms.begin(plan.may)
+        try:
+            await plan.action()
+        except AssertionError as error:
+            self.problems.append(f"{self.age:.0f} s {name}: {error}"[:1500])
         until = time.monotonic() + NAMED_S
-        while owed and time.monotonic() < until and not any(cause in allowed for cause in raised):
+        while plan.owed and time.monotonic() < until and not self.alarms.judge():
             await asyncio.sleep(0.1)
-            raised += self.judge()
         await self.watcher.link.command(ClearFaults(), timeout=30)
+        await self._mend(name)
+        try:
+            await self.watcher.until(_well, "all is well", HEALED_S)
+        except AssertionError as error:
+            self.problems.append(f"{self.age:.0f} s {name}: {error}"[:1500])
+        self.alarms.end(name, owed=plan.owed)
+        await asyncio.sleep(self.source.uniform(*SPELL_S))
+        self.alarms.judge()
+        self.sizes.measure(self.age)
+
+    async def _mend(self, name: str) -> None:
+        """Put back what stays after a fault has been cleared."""
+        aside = self.disk.with_suffix(".aside")
+        if aside.exists():
+            self.disk.unlink()
+            aside.rename(self.disk)
         if name in LASTING:
             await self.watcher.do(StoreClear(backend="disk"))
-        with contextlib.suppress(AssertionError):
-            await self.watcher.until(_well, "all is well", HEALED_S)
-        raised += self.judge()
-        self.done[name] += 1
-        if owed:
-            (self.named if any(cause in allowed for cause in raised) else self.silent)[name] += 1
-        self._allowed = ()
-        await asyncio.sleep(self.source.uniform(*SPELL_S))
-        self.judge()
-        self.measure()
+        if name == "quota full":
+            await self.watcher.do(StoreRemove(backend="small"))
 
     async def do(self, *verbs: Verb) -> None:
         """Apply verbs, one after another, with a moment between."""
@@ -131,34 +130,50 @@ class Soak:
             await self.watcher.do(verb)
             await asyncio.sleep(self.source.uniform(0.5, 2.0))
 
-    async def fault(self, kind: str, owed: bool) -> bool:
-        """Plant a fault in the store of either stage."""
-        await self.watcher.do(Fault(kind=kind, stage=self.source.randrange(STAGES)))
-        return owed
+    async def fault(self, kind: str, stage: int) -> None:
+        """Plant a fault in a store, once there are chunks."""
+        await self.watcher.until(lambda _: any(self.disk.glob(f"{stage}.0/*/*/*")), "the store has written chunks")
+        await self.watcher.do(Fault(kind=kind, stage=stage))
 
     async def kill(self, role: str) -> None:
-        """Kill a stage or the core, unless that was done a moment ago."""
-        if time.monotonic() - self._killed < KILLS_S:
-            return
+        """Kill a stage or the core."""
         self._killed = time.monotonic()
         self.engine.find_pids()
         os.kill(self.engine.pids[role], signal.SIGKILL)
-        await asyncio.sleep(3.0)
+
+    async def lose(self, *, blocked: bool) -> None:
+        """Take the folder away from the stores; `blocked`: a file has its place until all is mended."""
+        aside = self.disk.with_suffix(".aside")
+        self.disk.rename(aside)
+        if blocked:
+            self.disk.touch()
+        else:
+            await asyncio.to_thread(shutil.rmtree, aside)
 
     async def churn(self) -> None:
         """Take blocks from requests, and change the memory."""
-        for share in (0.75, 0.85, 0.7, 0.9):
-            await self.watcher.do(SetMemory(utilization=share))
+        for share in (0.6, 0.85, 0.7, 0.9):
+            # Less than what requests hold is refused at times.
+            await self.watcher.link.command(SetMemory(utilization=share), timeout=60)
             for name in self.load.names[-2:]:
                 for verb in (SwapOut(request=name), Preempt(request=name, mode="recompute")):
                     await self.watcher.link.command(verb, timeout=30)  # It may have ended: a refusal is an answer.
             await asyncio.sleep(0.5)
 
-    def actions(self) -> dict[str, tuple[Callable[[], Awaitable[bool | None]], tuple[str, ...]]]:
-        """Return everything that may happen, with the causes that may be named."""
+    async def abort(self) -> None:
+        """Abort the newest requests, which is then no error of theirs."""
+        names = self.load.names[-2:]
+        for name in names:
+            await self.watcher.link.command(Abort(request=name), timeout=30)
+        await self.watcher.until(lambda _: not set(names) & set(self.load.names), "aborted requests end")
+        ended = {f"{name} ended by abort" for name in names}
+        self.load.errors = [text for text in self.load.errors if text not in ended]
+
+    def plans(self) -> dict[str, Plan]:
+        """Return everything that may happen now."""
+        stage = self.source.randrange(STAGES)
         mem = StoreAdd(backend="mem", kind="memory", quota_gib=0.05, write="always")
-        faults = {"store-kill": False, "store-stop": True, "store-slow": True, "store-flip": True,
-                  "store-short": True, "store-full": True}  # fmt: skip
+        small = StoreAdd(backend="small", kind="files", url=f"{self.disk}-small", quota_gib=0.005, write="always")
         verbs: dict[str, list[Verb]] = {
             "pause, resume": [StorePause(backend="disk"), StoreResume(backend="disk")],
             "drain, resume": [StoreDrain(backend="disk"), StoreResume(backend="disk")],
@@ -167,29 +182,21 @@ class Soak:
             "clear": [StoreClear(backend="disk")],
             "test": [StoreTest(backend="disk")],
         }  # fmt: skip
-        found: dict[str, tuple[Callable[[], Awaitable[bool | None]], tuple[str, ...]]] = {
-            **{kind: (partial(self.fault, kind, owed), ("store",)) for kind, owed in faults.items()},
-            **{name: (partial(self.do, *each), ()) for name, each in verbs.items()},
-            "memory and preemption": (self.churn, ()),
-            "stage killed": (lambda: self.kill(f"stage{self.source.randrange(STAGES)}"), ("*",)),
-            "core killed": (lambda: self.kill("core"), ("*",)),
+        found = {
+            **{kind: Plan(partial(self.fault, kind, stage), f"store@None: (?:{may.format(stage)})", owed)
+               for kind, (owed, may) in FAULTS.items()},
+            **{name: Plan(partial(self.do, *each)) for name, each in verbs.items()},
+            "quota full": Plan(partial(self.do, small, *[StoreTest(backend="small")] * 4),
+                               "store@None: backend small is full"),
+            "folder removed": Plan(partial(self.lose, blocked=False), f"store@None: {_WRITES}"),
+            "folder blocked": Plan(partial(self.lose, blocked=True), f"store@None: {_WRITES}", owed=True),
+            "memory and preemption": Plan(self.churn),
+            "abort": Plan(self.abort),
         }  # fmt: skip
+        if time.monotonic() - self._killed >= KILLS_S:
+            found["stage killed"] = Plan(partial(self.kill, f"stage{stage}"), f"dead@{stage}: ", owed=True)
+            found["core killed"] = Plan(partial(self.kill, "core"), "core@None: ", owed=True)
         return found
-
-    def grown(self) -> list[str]:
-        """Return the processes that have grown since the engine was warm."""
-        lines = []
-        for role, all_sizes in sorted(self.sizes.items()):
-            warm = [size for at, size in all_sizes if at >= WARM_S]
-            if len(warm) < 8:
-                continue
-            first, last = warm[: len(warm) // 4], warm[-(len(warm) // 4) :]
-            for what, most in GROWS.items():
-                before, after = (sum(size[what] for size in each) / len(each) for each in (first, last))
-                print(f"{role:9} {what:8} {before:8.1f} > {after:8.1f}")
-                if after > before * most + (8 if what != "threads" else 0):
-                    lines.append(f"{role}: {before:.1f} > {after:.1f} {what}")
-        return lines
 
 
 def _well(picture: Snapshot) -> bool:
@@ -199,41 +206,54 @@ def _well(picture: Snapshot) -> bool:
     return picture.engine.state == "serving" and not picture.verdicts and tiers_there and opened
 
 
-async def soak(minutes: float, seed: int) -> int:
+def _left(picture: Snapshot) -> list[str]:
+    """Return what of KV tiers is not idle."""
+    assert picture.tiers is not None
+    tiers, names = picture.tiers, ("slots_swapped", "slots_moving", "slots_quarantined", "finding", "fetching")
+    lines = [f"{name}: {getattr(tiers, name)}" for name in names if getattr(tiers, name)]
+    lines += [f"store of stage {one.stage}: {one.jobs} jobs" for one in tiers.stores if one.jobs]
+    lines += [f"backend {one.name}: {one.queue} calls wait" for one in tiers.backends if one.queue]
+    return lines
+
+
+async def soak(minutes: float, seed: int, only: list[str]) -> int:
     """Run; print what was done and what came of it. Returns the exit code."""
     folder, source = tempfile.mkdtemp(prefix="pp-tiers-"), random.Random(seed)
-    settings = [*tiers(folder), "memory.utilization=0.9"]
+    disk = Path(folder, "chunks")
+    settings = [*tiers(str(disk)), "memory.utilization=0.9"]
     engine = await asyncio.to_thread(Served, profile(STAGES, *settings), "--allow-faults", step_s=LASTING_S)
     try:
         async with watch(engine.record) as watcher:
-            load = Load(watcher, seed=seed, long=True)
-            run = Soak(engine, watcher, load, source)
+            load = Load(watcher, seed=seed, long=True, between_s=BETWEEN_S)
+            run = Soak(engine, watcher, load, source, disk)
             load.start()
             await asyncio.sleep(20)
-            actions = run.actions()
             while run.age < minutes * 60 and not load.errors and not load.wrong:
-                name = source.choice(list(actions))
-                await run.act(name, *actions[name])
+                plans = run.plans()
+                name = source.choice([one for one in plans if not only or one in only] or ["test"])
+                await run.act(name, plans[name])
             ended = await load.finish(120)
-            run.judge()
-            last = await watcher.idle()
-            assert last.tiers is not None
-            problems = [*load.errors, *(f"wrong tokens: {name}" for name in load.wrong), *run.grown()]
+            run.alarms.judge()
+            problems = [*run.problems, *load.errors, *(f"wrong tokens: {name}" for name in load.wrong)]
+            problems += [*run.sizes.grown(), *run.alarms.silent]
             problems += [] if ended else [f"{len(load.names)} requests have not ended"]
-            left = (last.tiers.slots_moving, last.tiers.slots_quarantined, last.tiers.finding, last.tiers.fetching)
-            problems += [f"slots moving, quarantined, requests finding, fetching: {left}"] if any(left) else []
+            with contextlib.suppress(AssertionError):
+                await watcher.until(lambda now: not _left(now), "nothing is left to do")
+            last = await watcher.idle()
+            problems += _left(last)
     finally:
         await asyncio.to_thread(end, engine)
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{run.age / 60:.1f} minutes, {load.ended} requests ended, {load.judged} judged")
-    for name, count in sorted(run.done.items()):
-        print(f"| {name} | {count} | named {run.named[name]}, not {run.silent[name]} |")
-    disk = last.tiers.backends[0]
-    print(f"tokens from files {disk.hit_tokens_total}, of {last.tiers.prompt_tokens_total} since the last core;"
-          f" corrupt shards {disk.corrupt_total}, failed fetches {last.tiers.failed_fetches_total}")  # fmt: skip
-    for title, lines in (("false alarms", run.false), ("problems", problems)):
+    print(f"{run.age / 60:.1f} minutes, {load.ended} requests ended, {load.judged} judged;"
+          f" the engine took {run.sizes.cpu_share(run.age):.2f} processors")  # fmt: skip
+    print(*(f"| {name} | {count} | {run.alarms.row(name)} |" for name, count in sorted(run.done.items())), sep="\n")
+    assert last.tiers is not None
+    files = last.tiers.backends[0]
+    print(f"tokens from files {files.hit_tokens_total}, of {last.tiers.prompt_tokens_total} since the last core;"
+          f" corrupt shards {files.corrupt_total}, failed fetches {last.tiers.failed_fetches_total}")  # fmt: skip
+    for title, lines in (("false alarms", run.alarms.false), ("problems", problems)):
         print(f"{title}: {len(lines)}", *lines, sep="\n  ")
-    return 1 if run.false or problems else 0
+    return 1 if run.alarms.false or problems else 0
 
 
 def main() -> int:
@@ -241,9 +261,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="names of actions, with semicolons between")
     options = parser.parse_args()
     learn(long=True)
-    return asyncio.run(soak(options.minutes, options.seed))
+    return asyncio.run(soak(options.minutes, options.seed, [one for one in options.only.split(";") if one]))
 
 
 if __name__ == "__main__":
