@@ -173,7 +173,7 @@ class Soak:
         """Return everything that may happen now."""
         stage = self.source.randrange(STAGES)
         mem = StoreAdd(backend="mem", kind="memory", quota_gib=0.05, write="always")
-        small = StoreAdd(backend="small", kind="files", url=f"{self.disk}-small", quota_gib=0.005, write="always")
+        small = StoreAdd(backend="small", kind="files", url=f"{self.disk}-small", quota_gib=0.01, write="always")
         verbs: dict[str, list[Verb]] = {
             "pause, resume": [StorePause(backend="disk"), StoreResume(backend="disk")],
             "drain, resume": [StoreDrain(backend="disk"), StoreResume(backend="disk")],
