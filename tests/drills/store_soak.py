@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import random
 import shutil
@@ -156,7 +155,7 @@ class Soak:
             # Less than what requests hold is refused at times.
             await self.watcher.link.command(SetMemory(utilization=share), timeout=60)
             for name in self.load.names[-2:]:
-                for verb in (SwapOut(request=name), Preempt(request=name, mode="recompute")):
+                for verb in (SwapOut(request=name, hold=False), Preempt(request=name, mode="recompute")):
                     await self.watcher.link.command(verb, timeout=30)  # It may have ended: a refusal is an answer.
             await asyncio.sleep(0.5)
 
@@ -237,9 +236,12 @@ async def soak(minutes: float, seed: int, only: list[str]) -> int:
             problems = [*run.problems, *load.errors, *(f"wrong tokens: {name}" for name in load.wrong)]
             problems += [*run.sizes.grown(), *run.alarms.silent]
             problems += [] if ended else [f"{len(load.names)} requests have not ended"]
-            with contextlib.suppress(AssertionError):
+            try:
                 await watcher.until(lambda now: not _left(now), "nothing is left to do")
-            last = await watcher.idle()
+                await watcher.idle()
+            except AssertionError as error:
+                problems.append(f"not idle: {error}"[:1500])
+            last = await watcher.now()
             problems += _left(last)
     finally:
         await asyncio.to_thread(end, engine)
