@@ -205,8 +205,14 @@ class Transport:
 
     def __init__(self) -> None:
         self.written, self.unread = b"", 0
+        self.closed = False
+
+    def is_closing(self) -> bool:
+        return self.closed
 
     def write(self, data: bytes) -> None:
+        if self.closed:  # as uvloop does
+            raise RuntimeError("the handler is closed")
         self.written += data
         self.unread += len(data)
 
@@ -264,6 +270,20 @@ async def test_events_are_held_back_while_the_client_does_not_read() -> None:
     await task
     assert texts(transport.body) == "".join(f"<{token + 10}>" for token in range(count)) + "<5>"
     assert not call.slow(asyncio.get_running_loop().time() + 5)
+
+
+async def test_events_for_a_client_that_has_left_are_dropped_without_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, transport = generation(), Transport()
+    task = running(one, transport, asyncio.Event(), new_call())
+    await asyncio.sleep(0)
+    one.followed.take(Piece("r", 0, 0, [3]))
+    transport.closed = True
+    one.followed.take(Piece("r", 0, 1, [4]))
+    one.followed.take(Piece("r", 0, 2, [5], [], "length"))
+    assert await task is None
+    assert texts(transport.body) == "<3>" and not caplog.records
 
 
 async def test_a_failure_of_one_answer_ends_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,8 @@ class EventStream:
         """Send events as a chunk, unless there are none, or the client has not read many before."""
         if not data:
             return  # An empty chunk would end the answer.
+        if self._transport.is_closing():
+            return  # The client has left; uvicorn reports that in a later turn of the loop.
         if self._full:
             self._held.append(data)
             self._held_bytes += len(data)
