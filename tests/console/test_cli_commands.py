@@ -419,6 +419,33 @@ def test_refusals_of_real_conditions(cli: Cli, fake: FakeGateway) -> None:
     assert (run.code, run.err) == (2, "error: No such command 'frobnicate'. See: ppconsole --help\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["stauts"], "No such command 'stauts'; did you mean status? See: ppconsole --help"),
+        (["store", "lst"], "No such command 'lst'. Did you mean 'ls'? See: ppconsole store --help"),
+        (["logs", "--stage", "one"], "'--stage': 'one' is no whole number, 0 or more. See: ppconsole logs --help"),
+        (["logs", "--lines", "0"], "'--lines': 0 is out of range; it must be 1 to 10000. See: ppconsole logs --help"),
+        (["status", "--timeout", "0"], "0.0 is out of range; it must be above 0 and at most 1000000. See: ppcon"),
+        (["check", "finite", "maybe"], "'maybe' is not one of 'on', 'off'. See: ppconsole check --help"),
+        (
+            ["check"],
+            "'{ledger|strict|finite|shadow|checksum}'. Choose from: ledger, strict, finite, shadow, checksum. Se",
+        ),
+    ],
+)
+def test_a_wrong_word_is_answered_in_one_line_with_what_would_be_right(cli: Cli, words: list[str], says: str) -> None:
+    run = cli(*words)
+    assert run.code == 2 and says in run.err and run.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [[], ["store"], ["key"], ["context"]])
+def test_a_command_without_its_words_prints_its_help_line_by_line(cli: Cli, words: list[str]) -> None:
+    run = cli(*words)
+    assert run.code == 2 and run.err.startswith("Usage: ppconsole")
+    assert "\nCommands:\n" in run.err and max(map(len, run.err.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(("state", "expected"), [("failed", 1), ("superseded", 6)])
 def test_ends_that_are_not_applied(cli: Cli, fake: FakeGateway, state: str, expected: int) -> None:
     def end(command: Command) -> list[Accepted | Outcome]:

@@ -103,10 +103,10 @@ async def test_set_changes_shows_and_resets_the_options_of_prompts():
     ("typed", "says"),
     [
         ("max-tokens 0", "max_tokens is 0; it must be at least 1"),
-        ("max-tokens many", "'many' is not a valid integer"),
+        ("max-tokens many", "'many' is no whole number"),
         ("max-tokens", "set max-tokens VALUE"),
         ("max-tokens=", "set max-tokens VALUE"),
-        ("max-tokens=many", "'many' is not a valid integer"),
+        ("max-tokens=many", "'many' is no whole number"),
         ("min-tokens 300", "it must be 0 to max_tokens (256)"),
         ("ignore-eos maybe", "it must be on, off or default"),
         ("colour red", "'colour' is not an option of a prompt; the options are max-tokens"),

@@ -96,10 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = ppconsole.main(args=arguments, prog_name="ppconsole", standalone_mode=False)
         sys.stdout.flush()
-    except click.UsageError as error:
-        command = error.ctx.command_path if error.ctx else "ppconsole"
-        exits.Failure(f"{error.format_message()} See: {command} --help").show()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
         return exits.USAGE
+    except click.UsageError as error:
+        return _misused(error)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -110,3 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.ERROR
     return code if isinstance(code, int) else exits.DONE
+
+
+def _misused(error: click.UsageError) -> int:
+    """Print the error in the words of a command, and return the exit code."""
+    from ppconsole.model.usage_text import usage_text
+    from ppconsole.view.completion import nearest
+
+    command, text = error.ctx.command_path if error.ctx else "ppconsole", usage_text(error)
+    if isinstance(error, click.exceptions.NoSuchCommand) and not error.possibilities:
+        text += nearest(error.command_name, list(COMMANDS))
+    exits.Failure(f"{text}{'' if text.endswith('?') else '.'} See: {command} --help").show()
+    return exits.USAGE

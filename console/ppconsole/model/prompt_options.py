@@ -11,6 +11,7 @@ import click
 from ppengine.protocol.verb_table import ROWS, Argument
 
 from ppconsole.model import grammar
+from ppconsole.model.usage_text import usage_text
 
 BASE = {"max-tokens": 256, "temperature": 0.8}
 """Defaults of the console. The other options have those of `submit`."""
@@ -88,7 +89,7 @@ class PromptOptions:
         try:
             return grammar.parse(_ROW, [argument.option, values[0], "x"], {})[argument.name]
         except click.UsageError as error:
-            raise OptionError(" ".join(error.format_message().split())) from None
+            raise OptionError(usage_text(error)) from None
 
     def check(self) -> None:
         """Raise OptionError unless a prompt with these options would be well formed."""
@@ -97,7 +98,7 @@ class PromptOptions:
         try:
             build("submit", grammar.parse(_ROW, ["x"], self.defaults()))
         except click.UsageError as error:
-            raise OptionError(" ".join(error.format_message().split())) from None
+            raise OptionError(usage_text(error)) from None
         except ValueError as error:
             raise OptionError(str(error)) from None
 

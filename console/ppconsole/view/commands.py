@@ -16,6 +16,7 @@ from ppconsole.model import choosing, grammar, memory_change
 from ppconsole.model.filters import FilterError
 from ppconsole.model.prompt_options import PromptOptions
 from ppconsole.model.safe import clean
+from ppconsole.model.usage_text import usage_text
 from ppconsole.view.completion import nearest
 
 
@@ -130,8 +131,7 @@ def _built(
         requests, choice = _chosen(values, targets, snapshot)
         return Asked(_on_requests(row.name, values, requests), choice)
     except click.UsageError as error:
-        text = " ".join(error.format_message().split()).rstrip(".")
-        raise UsageError(f"{row.words}: {text}; it is written: {grammar.form(row)}") from None
+        raise UsageError(f"{row.words}: {usage_text(error)}; it is written: {grammar.form(row)}") from None
     except (ValueError, LookupError) as error:
         raise UsageError(f"{row.words}: {error}") from None
 
