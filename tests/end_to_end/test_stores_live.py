@@ -10,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import reference
 from checkpoints import make_checkpoint
@@ -32,7 +33,8 @@ from profiles import small
 
 pytestmark = pytest.mark.long
 STEPS, CHUNK, AT_ONCE = 8, 256, 3
-PROMPTS = reference.prompts(6, 100, low=2 * CHUNK + 10, high=2 * CHUNK + 30, seed=9)
+PROMPTS = reference.prompts(14, 100, low=2 * CHUNK + 10, high=2 * CHUNK + 30, seed=9)
+"""Some 460 blocks: device and host have 302 together, so that each turn of all prompts reads backends."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def profile(
     folder: Path, files: Path, *, dtype: str = "float64", partition: list[int] | None = None, name: str = "test"
 ) -> Profile:
-    """Return an engine whose host keeps half of the prompts, so that backends are read all the time."""
+    """Return an engine whose device and host keep a part of the prompts, so that backends are read all the time."""
     tiers = {
         "host": True, "find_ms": 10_000, "fetch_ms": 20_000,
         "backends": {"disk": {"kind": "files", "url": str(files), "quota_gib": 1.0, "write": "always"}},
@@ -124,7 +126,11 @@ async def loaded(engine: Served, expected: list[list[int]]) -> AsyncIterator[tup
 
 async def tiers(op: Operator, condition: Callable[[TiersInfo], object], what: str) -> TiersInfo:
     """Wait until the tiers are as wanted."""
-    picture = await op.until(lambda now: now.tiers is not None and condition(now.tiers), what, BACK_S)
+    try:
+        picture = await op.until(lambda now: now.tiers is not None and condition(now.tiers), what, BACK_S)
+    except AssertionError as error:
+        error.add_note(msgspec.json.encode((op.picture.tiers, op.picture.verdicts)).decode())
+        raise
     assert picture.tiers is not None
     return picture.tiers
 
