@@ -141,6 +141,9 @@ class Written:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def is_closing(self) -> bool:
+        return False
+
 
 def connected(app: ASGIApp) -> ASGIApp:
     """Return `app` with a connection to each request, as the server of an HTTP process gives it one."""
