@@ -18,8 +18,8 @@ from pathlib import Path
 
 MOST = 3
 """Failed tests that are run once more; more of them have a common cause."""
-GROUP = re.compile(r"@[\w.]+\.py:.*$")
-"""What the end-to-end tests append to a test's name: the engine that it shares."""
+GROUP = re.compile(r"@[\w.]+\.py(:.*)?$")
+"""End of the name of an end-to-end test: the engine or module that it shares."""
 
 
 def pytest(cache: Path, *words: str) -> int:
