@@ -63,7 +63,7 @@ def told(op: Operator, kind: str) -> list[str]:
 
 
 async def mixed(op: Operator) -> list[str]:
-    """Queue eight greedy requests and pause: one is held on the host, one swapped out, two run, four wait."""
+    """Queue eight greedy requests and pause: one is held on the host, one swapped out, others run, four or five wait."""
     await op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "nothing is wrong yet")
     names = await op.submit_all(PROMPTS, max_tokens=STEPS)
     for name in names[:3]:
@@ -73,7 +73,7 @@ async def mixed(op: Operator) -> list[str]:
     await op.do(SwapOut(request=names[SWAPPED], hold=False))
     states = {request.id: request.state for request in (await op.now()).requests}
     assert [states.get(name) for name in names[:3]] == ["held", "swapped", "running"]
-    assert op.picture.queues.waiting == 4
+    assert op.picture.queues.waiting in (4, 5), "the fourth may not have begun before the pause"
     return names
 
 

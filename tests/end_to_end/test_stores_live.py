@@ -14,8 +14,9 @@ import msgspec
 import pytest
 import reference
 from checkpoints import make_checkpoint
-from operators import BACK_S, Operator
+from operators import BACK_S, Operator, core_time
 from ppengine.common.config import Profile
+from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.store_verbs import (
     StoreAdd,
     StoreClear,
@@ -144,6 +145,17 @@ def disk(now: TiersInfo) -> BackendInfo:
     return backend(now, "disk")
 
 
+async def newer_figures(op: Operator) -> None:
+    """Wait until all stores have sent figures of what has happened until now."""
+    since = (await op.now()).sampled_at
+
+    def sent(picture: Snapshot) -> bool:
+        ages = [store.age_ms for store in picture.tiers.stores] if picture.tiers is not None else [None]
+        return all(age is not None and core_time(picture) - age / 1e3 > since for age in ages)
+
+    await op.until(sent, "newer figures of all stores", BACK_S)
+
+
 async def hits_more(op: Operator, name: str = "disk") -> None:
     """Wait until starts have loaded more tokens from a backend."""
     begun = backend((await op.now()).tiers or TiersInfo(), name).hit_tokens_total
@@ -164,11 +176,13 @@ async def test_verbs_under_load(engine: Served, expected: list[list[int]]) -> No
         assert disk(now).hit_tokens_total == paused.hit_tokens_total, "a paused backend is not read"
         await op.do(StoreResume(backend="disk"))
         await op.do(StoreDrain(backend="mem"))
-        written = backend((await op.now()).tiers or TiersInfo(), "mem").written_bytes_total
         engine.find_pids()
         os.kill(engine.pids["store1"], signal.SIGKILL)
         await tiers(op, lambda now: now.ready and disk(now).state == "open", "the store is back")
+        await newer_figures(op)
+        written = backend((await op.now()).tiers or TiersInfo(), "mem").written_bytes_total
         await load.go_on()
+        await newer_figures(op)
         assert backend((await op.now()).tiers or TiersInfo(), "mem").written_bytes_total == written
         await op.do(StoreClear(backend="disk"))
         await hits_more(op)
