@@ -63,7 +63,7 @@ def told(op: Operator, kind: str) -> list[str]:
 
 
 async def mixed(op: Operator) -> list[str]:
-    """Queue eight greedy requests and pause: one is held on the host, one swapped out, others run, four or five wait."""
+    """Queue eight greedy requests and pause: one is held on the host, one swapped out, some run, four or five wait."""
     await op.until(lambda picture: picture.engine.state == "serving" and not picture.verdicts, "nothing is wrong yet")
     names = await op.submit_all(PROMPTS, max_tokens=STEPS)
     for name in names[:3]:
