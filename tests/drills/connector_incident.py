@@ -76,7 +76,7 @@ class Steps:
 
 @dataclass
 class Row:
-    """What one form did in its time."""
+    """Measurements of one form."""
 
     form: str
     seconds: float = 0.0

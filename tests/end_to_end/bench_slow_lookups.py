@@ -48,7 +48,7 @@ class Slow(MemoryBackend):
 
 
 def install(folder: Path, threads: int = 2) -> None:
-    """Let the stores find a backend of kind `slow`, with so many threads."""
+    """Let the stores find a backend of kind `slow` with `threads` threads."""
     (folder / "slow_backend.py").write_text(f"{BACKEND}\n    threads = {threads}\n")
     info = folder / "slow_backend-1.dist-info"
     info.mkdir()
