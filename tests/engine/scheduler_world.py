@@ -127,7 +127,8 @@ class World:
         if self.host_cache is None:
             assert not record.entering and not record.filling
             return
-        assert len(record.entering) <= self.host_cache.out_blocks
+        filled = sum(row.count for row in step.rows) // self.model.stages[0].block_size
+        assert len(record.entering) <= self.host_cache.out_blocks + filled
         assert sum(count for _, count in record.filling) <= self.host_cache.in_blocks
         alone = len(step.moves) == len(record.entering) and not step.rows and not step.release
         assert idle or not alone, "a step was made just for copies to the host"

@@ -58,6 +58,10 @@ class StageState:
     mapped: int
     block_size: int
     device: dict[int, list] = field(default_factory=dict)
+    step: int = 0
+    """The step that it executes."""
+    loads: dict[int, int] = field(default_factory=dict)
+    """By block: the newest step that loads it, beside rows and copies of later ones."""
     host: dict[int, list] = field(default_factory=dict)
     registered: dict[int, Register] = field(default_factory=dict)
     tables: dict[int, list[int]] = field(default_factory=dict)
@@ -76,12 +80,15 @@ class StageModel:
         self.on_device: dict[int, tuple[int, int]] = {}
         """By slot: (step, token) of the newest sample, as the token return edge brings it."""
         self.retired = 0
+        self.retired_before: list[int] = []
+        """By step: the newest one that had retired when it was sent."""
         self.reads = 0
 
     def send(self, step: Step) -> None:
         if step.number != len(self.steps) + 1:
             raise AssertionError(f"step {step.number} after {len(self.steps)}")
         self.steps.append(step)
+        self.retired_before.append(self.retired)
 
     def can_run(self, stage: int) -> bool:
         """Whether the stage has a step whose inputs are there."""
@@ -99,6 +106,7 @@ class StageModel:
         """Let one stage execute its next step."""
         step = self.steps[self.done[stage]]
         state = self.stages[stage]
+        state.step = step.number
         for slot in step.release:
             del state.registered[slot]
             state.tables.pop(slot, None)
@@ -130,6 +138,8 @@ class StageModel:
     def _block(self, state: StageState, block: int) -> list:
         if not 0 < block < state.mapped:
             raise WrongRead(f"block {block} of {state.mapped} mapped ones is touched")
+        if (load := state.loads.get(block, 0)) > self.retired_before[state.step - 1]:
+            raise WrongRead(f"step {state.step} touches block {block}, which step {load} may still load")
         return state.device.setdefault(block, [None] * state.block_size)
 
     def _move(self, state: StageState, move) -> None:
@@ -139,6 +149,8 @@ class StageModel:
             state.host[move.dst] = list(self._block(state, move.src))
         else:
             self._block(state, move.dst)[:] = state.host[move.src]
+            if move.kind == MoveKind.LOAD:
+                state.loads[move.dst] = state.step
 
     def _row(self, state: StageState, stage: int, step: Step, row) -> Sampled | None:
         entry, table, inputs = state.registered[row.slot], state.tables[row.slot], state.inputs[row.slot]

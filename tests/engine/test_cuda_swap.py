@@ -68,6 +68,7 @@ class Stage:
                 MoveKind.DEVICE: FakeLane(self, MoveKind.DEVICE, self.compute),
                 MoveKind.OUT: FakeLane(self, MoveKind.OUT, out),
                 MoveKind.IN: FakeLane(self, MoveKind.IN, into),
+                MoveKind.LOAD: FakeLane(self, MoveKind.LOAD, into),
             },
         )
         self.events: list[LateEvent] = []
@@ -105,7 +106,7 @@ class FakeLane:
         self._stage, self._kind, self.stream = stage, kind, stream
 
     def copy(self, pairs: Pairs) -> None:
-        from_device, to_device = self._kind is not MoveKind.IN, self._kind is not MoveKind.OUT
+        from_device, to_device = not self._kind.from_host, not self._kind.to_host
         source = self._stage.device if from_device else self._stage.host
         target = self._stage.device if to_device else self._stage.host
         for src, dst in pairs:
@@ -123,8 +124,8 @@ def in_order(kinds: list[tuple[MoveKind, Pairs] | tuple[int, float]]) -> tuple[l
         if not isinstance(what, MoveKind):
             device[what] = value
             continue
-        source = host if what is MoveKind.IN else device
-        target = host if what is MoveKind.OUT else device
+        source = host if what.from_host else device
+        target = host if what.to_host else device
         for src, dst in value:
             target[dst] = source[src]
     return device, host
@@ -168,24 +169,44 @@ def test_compute_waits_for_what_comes_in(stage: Stage) -> None:
     assert stage.finish() == [] and seen == [3.0]
 
 
+def test_compute_goes_on_beside_a_load(stage: Stage) -> None:
+    stage.kernel(5, 55.0)
+    stage.move(MoveKind.LOAD, [(0, 5)])
+    stage.kernel(6, 66.0)
+    stage.compute.record("now").synchronize()
+    assert stage.device[5] == 55.0 and stage.device[6] == 66.0, "compute has waited for the load"
+    stage.events[0].synchronize()
+    seen: list[float] = []
+    stage.launch(stage.compute, "read 5", lambda: seen.append(stage.device[5]), [(True, 5)], [])
+    assert stage.finish() == [] and seen == [-1.0]
+
+
+def test_a_row_that_does_not_wait_for_its_load_is_found(stage: Stage) -> None:
+    stage.move(MoveKind.LOAD, [(0, 5)])
+    stage.launch(stage.compute, "read 5", lambda: None, [(True, 5)], [])
+    assert stage.finish() != []
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_list_gives_what_one_after_the_other_gives(seed: int) -> None:
     generator = random.Random(seed)
     plan: list = []
-    reading: set[int] = set()
+    open_: set[int] = set()
     for _ in range(12):
         kind = generator.choice([*MoveKind, None])
         if kind is None:
-            # What is being copied out is no kernel's to write: the caller's fence.
-            free = [block for block in range(BLOCKS) if block not in reading]
+            # What is being copied out or loaded is no kernel's to write: the caller's fence.
+            free = [block for block in range(BLOCKS) if block not in open_]
             if free:
                 plan.append((generator.choice(free), generator.random()))
             continue
-        sources, targets = (SLOTS if kind is MoveKind.IN else BLOCKS), (SLOTS if kind is MoveKind.OUT else BLOCKS)
+        sources, targets = (SLOTS if kind.from_host else BLOCKS), (SLOTS if kind.to_host else BLOCKS)
         count = generator.randrange(1, 4)
         pairs = list(zip(generator.sample(range(sources), count), generator.sample(range(targets), count), strict=True))
         if kind is MoveKind.OUT:
-            reading.update(src for src, _ in pairs)
+            open_.update(src for src, _ in pairs)
+        if kind is MoveKind.LOAD:
+            open_.update(dst for _, dst in pairs)
         plan.append((kind, pairs))
     stage = Stage()
     for what, value in plan:

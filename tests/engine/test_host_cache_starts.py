@@ -79,7 +79,7 @@ def test_a_load_goes_in_slices_and_no_row_comes_before_its_end():
         world.retire()
         sent += iter(world.schedule, None)
     slices = [[move.kind for move in step.moves] for step in sent if not step.rows]
-    assert slices == [[MoveKind.IN] * 2, [MoveKind.IN] * 2, [MoveKind.IN]]
+    assert slices == [[MoveKind.LOAD] * 2, [MoveKind.LOAD] * 2, [MoveKind.LOAD]]
     assert why.text == "4 of 5 blocks loaded from the host cache"
     finish(world)
 
@@ -259,9 +259,15 @@ def test_slots_fetched_for_a_request_that_does_not_start_are_let_go(end):
 
 def test_limits_in_blocks_of_the_place_with_the_largest():
     tiers = TierConfig(host=True, out_mib=1, in_mib=2.5, least_tokens=32)
-    assert host_limits(tiers, 2**19) == HostLimits(2, 5, 32)
-    assert host_limits(tiers, 2**24) == HostLimits(1, 1, 32), "at least one"
-    assert host_limits(TierConfig(), 2**19) is None
+    assert host_limits(tiers, 2**19, on_gpus=False) == HostLimits(2, 5, 32)
+    assert host_limits(tiers, 2**24, on_gpus=True) == HostLimits(1, 1, 32), "at least one"
+    assert host_limits(TierConfig(), 2**19, on_gpus=False) is None
+
+
+def test_a_gpu_copies_more_in_a_step_than_a_cpu():
+    tiers = TierConfig(host=True, least_tokens=32)
+    assert host_limits(tiers, 2**20, on_gpus=False) == HostLimits(8, 16, 32)
+    assert host_limits(tiers, 2**20, on_gpus=True) == HostLimits(64, 128, 32)
 
 
 def test_without_a_host_cache_there_is_nothing_of_it():

@@ -99,7 +99,7 @@ def test_any_list_in_order(world: World, seed: int) -> None:
     blocks, slots = device(world), torch.stack([layer.clone() for layer in world.host.layers], 1)
     for _ in range(12):
         kind = generator.choice(list(MoveKind))
-        from_host, to_host = kind is MoveKind.IN, kind is MoveKind.OUT
+        from_host, to_host = kind.from_host, kind.to_host
         count = generator.randrange(1, 40)
         sources = [generator.randrange(SLOTS if from_host else BLOCKS) for _ in range(count)]
         # Targets may come twice: the last one counts.

@@ -41,10 +41,12 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     host: bool = False
     """Keep blocks in the part of the swap space that swapped requests do not need."""
-    out_mib: Annotated[float, Meta(gt=0, le=2**16)] = 8.0
-    """Most MiB that a step copies to the host cache, on each stage."""
-    in_mib: Annotated[float, Meta(gt=0, le=2**16)] = 16.0
-    """Most MiB that a step copies from the host cache, on each stage."""
+    out_mib: Annotated[float, Meta(gt=0, le=2**16)] | None = None
+    """Most MiB that a step copies to the host cache, on each stage, beside as many tokens as it computes.
+
+    None: 8 on CPUs, 64 on GPUs."""
+    in_mib: Annotated[float, Meta(gt=0, le=2**16)] | None = None
+    """Most MiB that a step copies from the host cache, on each stage. None: 16 on CPUs, 128 on GPUs."""
     least_tokens: Annotated[int, Meta(ge=1, le=2**22)] = 64
     """Shortest prefix that is loaded; a shorter one is computed."""
     find_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100

@@ -243,7 +243,7 @@ class Engine:
             num_blocks=capacity.plan(utilization).mapped,
             num_host_blocks=capacity.host_blocks,
             eos_token_ids=frozenset(self._spec.eos_token_ids),
-            host_cache=host_limits(profile.tiers, capacity.most_block_bytes),
+            host_cache=host_limits(profile.tiers, capacity.most_block_bytes, on_gpus=bool(self.stages.on_gpus)),
             clock=self._clock,
         )
         memory = MemoryController(

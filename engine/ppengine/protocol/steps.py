@@ -32,6 +32,18 @@ class MoveKind(IntEnum):
     """Device block to host block."""
     IN = 2
     """Host block to device block."""
+    LOAD = 3
+    """As `IN`, of a block that no row or copy uses before all stages have retired the step: rows go on beside it."""
+
+    @property
+    def from_host(self) -> bool:
+        """Whether the source is a host block."""
+        return self in (MoveKind.IN, MoveKind.LOAD)
+
+    @property
+    def to_host(self) -> bool:
+        """Whether the target is a host block."""
+        return self is MoveKind.OUT
 
 
 class Check(IntFlag):

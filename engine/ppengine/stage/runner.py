@@ -20,7 +20,9 @@ from ppengine.stage.recorder import Recorder
 
 log = logging.getLogger("ppengine.stage")
 
-MOVE_RECORDS = {MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN}
+MOVE_RECORDS = {
+    MoveKind.DEVICE: Kind.COPY, MoveKind.OUT: Kind.SWAP_OUT, MoveKind.IN: Kind.SWAP_IN, MoveKind.LOAD: Kind.SWAP_IN,
+}  # fmt: skip
 
 
 def _never() -> bool:

@@ -17,7 +17,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.retirement import Retirement, StepRetirer
 from ppengine.core.scheduler.step_log import StepLog
-from ppengine.protocol.steps import Sampled, Step
+from ppengine.protocol.steps import Row, Sampled, Step
 
 
 class Scheduler:
@@ -82,23 +82,24 @@ class Scheduler:
         full = self.steps.micro_batches >= self.depth
         rows = [] if self.paused or full else self.batcher.fill()
         if self.blocks.copies is not None:
-            self._add_copies(self.blocks.copies, sends=bool(rows) or self.steps.urgent)
+            self._add_copies(self.blocks.copies, rows)
         return self.steps.emit(rows) if rows or self.steps.urgent else None
 
-    def _add_copies(self, copies: CacheCopies, *, sends: bool) -> None:
-        """Add copies of the host cache to the draft; `sends`: it is sent without them, too.
+    def _add_copies(self, copies: CacheCopies, rows: list[Row]) -> None:
+        """Add copies of the host cache to the draft, which is sent without them if it has `rows` or is urgent.
 
         Loads make steps of their own, at most `depth` ahead: a request waits for them. Copies to
         the host go along with other steps in batches, since a step for them alone would delay the
         next rows. They get steps of their own, one at a time, once nothing runs. No other step
         would carry the last blocks of a chat, and its next turn begins with them.
         """
+        sends = bool(rows) or self.steps.urgent
         if copies.loads and (sends or len(self.steps.unretired) < self.depth):
             copies.add_in()
             sends = sends or self.steps.urgent
         idle = not (self.paused or self.steps.unretired or self.queues.running)
         if idle or (sends and copies.due):
-            copies.add_out(self.blocks.watermark + len(self.queues.running))
+            copies.add_out(self.blocks.watermark + len(self.queues.running), sum(row.count for row in rows))
 
     def retire(self, number: int, sampled: Sequence[Sampled]) -> Retirement:
         """Retire step `number`, executed by all stages; `sampled` has a token a sampling row.

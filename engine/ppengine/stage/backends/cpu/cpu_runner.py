@@ -43,8 +43,8 @@ class CpuRunner(Runner):
             pairs = [(move.src, move.dst) for move in group]
             size = len(pairs) * self.cache.shape.block_bytes
             with self._ring.operation(MOVE_RECORDS[kind], number, size=size, detail=len(pairs)):
-                source = self._swap.layers if kind is MoveKind.IN else self.cache.layers
-                target = self._swap.layers if kind is MoveKind.OUT else self.cache.layers
+                source = self._swap.layers if kind.from_host else self.cache.layers
+                target = self._swap.layers if kind.to_host else self.cache.layers
                 copy_layers(source, target, pairs)
 
     @override

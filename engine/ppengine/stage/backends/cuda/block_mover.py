@@ -14,6 +14,8 @@ from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.cuda.copy_lanes import DeviceLane, SwapLane
 from ppengine.stage.backends.cuda.streams import Event, Stream
 
+_EVENTS = {MoveKind.OUT: "swapped out", MoveKind.IN: "swapped in", MoveKind.LOAD: "loaded"}
+
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
@@ -28,7 +30,7 @@ class BlockMover:
 
     Events are named by their producer. A swap waits for `compute before swap`, since older kernels
     write the blocks that go out and read those that are overwritten; `compute` waits for `swapped
-    in`. A copy waits for any copy under way on another lane that touches one of its blocks. The
+    in`, and not for `loaded`. A copy waits for any copy under way on another lane that touches one of its blocks. The
     caller must wait for the event that `move` returns before it uses the blocks of a swap for
     something else, or acknowledges the step.
     """
@@ -54,7 +56,7 @@ class BlockMover:
             return None
         lane.stream.wait(self._compute.record("compute before swap"))
         lane.copy(pairs)
-        event = lane.stream.record("swapped out" if kind is MoveKind.OUT else "swapped in")
+        event = lane.stream.record(_EVENTS[kind])
         self._under_way.append(_UnderWay(lane.stream, event, touched))
         if kind is MoveKind.IN:
             self._compute.wait(event)
@@ -63,5 +65,5 @@ class BlockMover:
 
 def _touched(kind: MoveKind, pairs: Pairs) -> Iterable[tuple[bool, int]]:
     for source, target in pairs:
-        yield kind is not MoveKind.IN, source
-        yield kind is not MoveKind.OUT, target
+        yield not kind.from_host, source
+        yield not kind.to_host, target

@@ -57,7 +57,7 @@ class SwapLane:
         order: Order,
         blocks: BlockBuffers,
     ) -> None:
-        self._out = kind is MoveKind.OUT
+        self._out = kind.to_host
         self._name = "swap out" if self._out else "swap in"
         self.stream: Stream = Stream(self._name, driver.device, purpose="swap", order=order)
         self._known = blocks
@@ -138,8 +138,12 @@ def make_lanes(
     """
     order = compute.order
     blocks = blocks or BlockBuffers(order.ledger, compute.device)
+    out, inward = (
+        SwapLane(kind, cache, host, driver, staging_bytes, order, blocks) for kind in (MoveKind.OUT, MoveKind.IN)
+    )
     return {
         MoveKind.DEVICE: DeviceLane(cache, compute, blocks),
-        MoveKind.OUT: SwapLane(MoveKind.OUT, cache, host, driver, staging_bytes, order, blocks),
-        MoveKind.IN: SwapLane(MoveKind.IN, cache, host, driver, staging_bytes, order, blocks),
+        MoveKind.OUT: out,
+        MoveKind.IN: inward,
+        MoveKind.LOAD: inward,
     }
