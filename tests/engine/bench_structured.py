@@ -1,6 +1,8 @@
-"""Throughput of structured outputs beside free ones: `python tests/engine/bench_structured.py [ANSWERS] [SCHEMAS]`.
+"""Throughput of structured outputs beside free ones.
 
-Two stages of the bundled model on the CPU. Each round has the same number of requests and tokens a request. The free
+    python tests/engine/bench_structured.py [--answers N] [--schemas N] [--batch N] [--profile P] [--set a.b=c]
+
+Two stages of the bundled model by default. Each round has the same number of requests and tokens a request. The free
 round runs to the lengths of the structured one, so that both compute the same number of tokens. The first structured
 round is cold: each of its schemas is new. Every answer that ended by itself must be valid.
 Needs jsonschema, which comes with the extra `ray`.
@@ -8,17 +10,18 @@ Needs jsonschema, which comes with the extra `ray`.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
 from ppengine import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from ppengine.common.config import Profile, load_profile
+from ppengine.offline.arguments import make_profile
 
 MODEL = str(Path(__file__).resolve().parents[2] / "profiles" / "models" / "tiny")
-BATCH = 256
 MOST = 64
 PROMPT = "Once upon a time"
 
@@ -55,19 +58,30 @@ def is_valid(number: int, output: RequestOutput) -> bool:
         return False
 
 
+def two_stages(batch: int) -> Profile:
+    """Return the bundled model on two stages."""
+    return make_profile(
+        MODEL, pipeline_parallel_size=2, gpu_memory_utilization=0.05, swap_space=0.01, max_num_seqs=batch,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+
+
 def main() -> None:
     """Print rates, their quotient and the number of invalid answers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", help="instead of the bundled model on two stages; it needs a tokenizer")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    for name, default in (("answers", 10000), ("schemas", 256), ("batch", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    answers, schemas, batch = options.answers, options.schemas, options.batch
     warm_up = SamplingParams(max_tokens=8, ignore_eos=True)
-    answers, schemas = [int(each) for each in [*sys.argv[1:], "10000", "256"][:2]]
-    with LLM(
-        MODEL, pipeline_parallel_size=2, gpu_memory_utilization=0.05, swap_space=0.01, max_num_seqs=BATCH,
-        enable_prefix_caching=False,
-    ) as llm:  # fmt: skip
-        run(llm, [warm_up] * BATCH)
+    with LLM(load_profile(options.profile, options.settings) if options.profile else two_stages(batch)) as llm:
+        run(llm, [warm_up] * batch)
         done = invalid = cut = 0
         quotients: list[float] = []
         while done < answers:
-            numbers = [(done + index) % schemas for index in range(min(BATCH, answers - done))]
+            numbers = [(done + index) % schemas for index in range(min(batch, answers - done))]
             outputs, rate = run(llm, [constrained(number, done + index) for index, number in enumerate(numbers)])
             free = [
                 SamplingParams(max_tokens=len(one.outputs[0].token_ids), ignore_eos=True, seed=done + index)
