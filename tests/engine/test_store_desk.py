@@ -122,7 +122,7 @@ def test_stores_that_never_answer_are_asked_seldom():
 
 def fetching(**fields):
     """Return a world in which `r` is fetching three chunks, and its stores' jobs."""
-    world = TierWorld(disk=filled(), **fields)
+    world = TierWorld(disk=filled())
     world.submit(PROMPT, name="r", max_tokens=1)
     for store, number in world.jobs(Find):
         store.answer(number)
@@ -248,6 +248,49 @@ def test_a_slow_backend_is_declined():
     assert (info.declined_total, info.hit_tokens_total) == (1, 0)
     history = world.engine.outputs.get("r").samples[0].ending.detail.history
     assert any("3 chunks in nvme0 are computed: 77 ms predicted" in line for line in history), history
+
+
+def slow_backend():
+    """Return a world whose backend is known to be too slow, and may be tried."""
+    world = TierWorld(disk=filled())
+    costs = world.engine.tiers.costs
+    costs.token_s = 1e-4
+    for size in (10, 40, 10, 40):
+        costs.ended("nvme0", 32 * size, 5.0)
+    return world
+
+
+def test_a_chunk_of_a_slow_backend_is_read_beside_the_request():
+    world = slow_backend()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all(Find)
+    assert world.engine.outputs.get("r").samples[0].ending is not None, "it has waited for no fetch"
+    asked = world.jobs(Fetch)
+    assert len(asked) == 2 and all(len(store.jobs[number].keys) == 1 for store, number in asked)
+    before = world.engine.tiers.costs.fetch_s({"nvme0": 32 * 8})
+    moving = world.cache.moving
+    assert moving >= CHUNK // 8
+    world.answer_all(Fetch)
+    assert world.cache.moving == moving - CHUNK // 8, "its slots are free again"
+    assert world.engine.tiers.costs.fetch_s({"nvme0": 32 * 8}) < before
+    world.lose_stage()
+    world.submit(PROMPT, name="s", max_tokens=1)
+    world.run()
+    assert not world.jobs(Fetch), "no further trial for now"
+    world.check_tiers()
+
+
+def test_a_trial_ends_with_its_generation():
+    world = slow_backend()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all(Find)
+    asked = world.jobs(Fetch)
+    world.lose_stage()
+    assert world.cache.quarantined == CHUNK // 8
+    for store, number in asked:
+        store.answer(number)
+    assert not world.cache.quarantined
+    world.check_tiers()
 
 
 def test_an_abort_ends_a_fetch():

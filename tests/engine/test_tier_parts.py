@@ -7,7 +7,7 @@ import pytest
 from ppengine.common.tier_config import BackendConfig
 from ppengine.core.tiers.backends import TRY_S, Backends
 from ppengine.core.tiers.chunks import chunk_blocks, chunks_of
-from ppengine.core.tiers.fetch_costs import PROBE_S, Costs
+from ppengine.core.tiers.fetch_costs import TRIAL_S, Costs
 from ppengine.core.tiers.jobs import Jobs
 from ppengine.core.tiers.known_chunks import ABSENT_S, KnownChunks
 from ppengine.core.tiers.namespace import Shape, namespace_of
@@ -130,13 +130,15 @@ def test_a_fetch_is_begun_if_it_is_faster():
         costs.begun("x", size)
         costs.ended("x", size, 0.01 + size * 1e-3)
     fast = costs.decide({"x": 1000}, 2000)
-    assert fast.fetch and not fast.probe
+    assert fast.fetch and not fast.trial
     assert fast.fetch_s == pytest.approx(1.01, rel=0.01) and fast.compute_s == pytest.approx(2.0)
     assert not costs.decide({"x": 1000}, 1000).fetch
-    now[0] += PROBE_S
-    assert costs.decide({"x": 1000}, 1000).probe, "a slow backend is tried now and then"
+    assert not costs.decide({"x": 1000}, 1000).trial, "it was measured just now"
+    now[0] += TRIAL_S
+    slow = costs.decide({"x": 1000}, 1000)
+    assert slow.trial and not slow.fetch, "a slow backend is tried now and then, and no request waits for it"
     costs.begun("x", 1000)
-    assert not costs.decide({"x": 1000}, 1000).fetch, "one try alone"
+    assert not costs.decide({"x": 1000}, 1000).trial, "one trial alone"
     assert costs.fetch_s({"x": 1000}) == pytest.approx(2.01, rel=0.01), "bytes under way are in front"
     costs.ended("x", 1000, None)
     assert costs.ahead("x") == 0

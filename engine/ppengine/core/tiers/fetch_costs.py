@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 FASTER = 0.8
 """A fetch is begun if its predicted time is below this share of the prefill's."""
-PROBE_S = 10.0
-"""Seconds after which a backend that was too slow is tried once, so that its rate can recover."""
+TRIAL_S = 10.0
+"""Seconds after which a chunk of a backend that was too slow is read, so that its rate can recover."""
 _KEEP = 0.85
 """Weight that each sample leaves to those before it."""
 _LEAST_S = 1e-6
@@ -49,8 +49,8 @@ class Decision(NamedTuple):
     fetch: bool
     fetch_s: float | None
     compute_s: float | None
-    probe: bool = False
-    """Whether it is fetched although that is slower, or not known."""
+    trial: bool = False
+    """Whether a chunk should be read beside the request, to measure the backend again."""
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Costs:
     _lines: dict[str, LineFit] = field(init=False, default_factory=dict)
     _under_way: dict[str, int] = field(init=False, default_factory=dict)
     """Bytes that are being fetched, by backend: they are in front of later ones."""
-    _probed: dict[str, float] = field(init=False, default_factory=dict)
+    _tried: dict[str, float] = field(init=False, default_factory=dict)
     """Time of the newest fetch of each backend."""
 
     def computed(self, tokens: int, seconds: float) -> None:
@@ -78,7 +78,7 @@ class Costs:
     def begun(self, backend: str, size: int) -> None:
         """Note that `size` bytes, of the place with the most, are asked of a backend."""
         self._under_way[backend] = self._under_way.get(backend, 0) + size
-        self._probed[backend] = self._clock()
+        self._tried[backend] = self._clock()
 
     def ended(self, backend: str, size: int, seconds: float | None, ahead: int = 0) -> None:
         """Note the end of that fetch. `seconds` None: it says nothing about the rate. `ahead`: bytes in front of it."""
@@ -92,7 +92,7 @@ class Costs:
 
     def forget(self, backend: str) -> None:
         """Drop the rate of a backend that was changed or removed."""
-        for known in (self._lines, self._under_way, self._probed):
+        for known in (self._lines, self._under_way, self._tried):
             known.pop(backend, None)
 
     def fetch_s(self, sizes: Mapping[str, int]) -> float | None:
@@ -107,13 +107,13 @@ class Costs:
         return total
 
     def decide(self, sizes: Mapping[str, int], tokens: int) -> Decision:
-        """Return whether to fetch `sizes` bytes by backend in place of computing `tokens`."""
+        """Return whether to fetch `sizes` bytes by backend in place of computing `tokens`; yes if a rate is unknown."""
         fetch_s = self.fetch_s(sizes)
         compute_s = None if self.token_s is None else self.token_s * tokens
         if fetch_s is None or compute_s is None:
-            return Decision(True, fetch_s, compute_s, probe=True)
+            return Decision(True, fetch_s, compute_s)
         if fetch_s < FASTER * compute_s:
             return Decision(True, fetch_s, compute_s)
         now = self._clock()
-        probe = all(now - self._probed.get(backend, now - PROBE_S) >= PROBE_S for backend in sizes)
-        return Decision(probe, fetch_s, compute_s, probe=probe)
+        trial = all(now - self._tried.get(backend, now - TRIAL_S) >= TRIAL_S for backend in sizes)
+        return Decision(False, fetch_s, compute_s, trial)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.request import Request
 from ppengine.core.tiers.chunks import Chunk
-from ppengine.core.tiers.jobs import Job
-from ppengine.core.tiers.open_pools import OpenPools
-from ppengine.protocol.store_messages import Fetched, FoundChunk
+from ppengine.core.tiers.jobs import Job, Jobs
+from ppengine.core.tiers.open_pools import OpenPools, Send
+from ppengine.protocol.store_messages import Fetch, Fetched, FoundChunk
+
+MARGIN_S = 0.05
+"""Seconds by which stores end a fetch before the core does, so that its first chunks count."""
+LATE = 2.0
+"""Factor by which a fetch that did not end in time is taken to need longer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +38,33 @@ class Run:
     def all_slots(self) -> list[int]:
         """Slots of all chunks."""
         return [slot for slots in self.slots for slot in slots]
+
+    def ask(self, pools: OpenPools, jobs: Jobs, send: Send, seconds: float, end: Callable[[Job], None]) -> None:
+        """Let the stores of all places read the chunks into `slots`, which are free again when all have answered."""
+
+        def settled(_: Job) -> None:
+            pools.host.release(self.all_slots)
+            self.slots = []
+
+        slots = len(self.all_slots)
+        self.job = job = jobs.open(pools.places, seconds, end, settled, backend=self.backend, slots=slots)
+        left_ms = max(1, int((seconds - min(MARGIN_S, seconds / 4)) * 1e3))
+        keys = [chunk.key for chunk in self.chunks]
+        for number, place in enumerate(pools.places):
+            sums = [one.marker.sums[number] for one in self.found]
+            send(place, Fetch(job.number, pools.generation, self.backend, keys, self.slots, sums, left_ms))
+
+    def leave_slots(self, pools: OpenPools) -> None:
+        """At the end of the job: put slots that a store may still write into quarantine."""
+        if self.job is not None and self.job.owed and self.slots:
+            pools.host.quarantine(self.all_slots)
+
+    def sample_s(self, now: float) -> float | None:
+        """Return the seconds that say something about the backend: of a whole run, or more than one in time."""
+        assert self.job is not None, "a run is measured when its job has ended"
+        if self.good == len(self.chunks):
+            return now - self.job.began
+        return LATE * (now - self.job.began) if now >= self.job.deadline else None
 
     def judge(self, places: int) -> None:
         """Set the number of good chunks: the least of all places, none if one has not answered."""

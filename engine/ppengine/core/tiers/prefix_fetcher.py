@@ -21,12 +21,8 @@ from ppengine.core.tiers.jobs import Job, Jobs
 from ppengine.core.tiers.kept_prefixes import KeptPrefixes
 from ppengine.core.tiers.known_chunks import KnownChunks
 from ppengine.core.tiers.open_pools import OpenPools, Send
-from ppengine.protocol.store_messages import Delete, Fetch, FoundChunk
-
-MARGIN_S = 0.05
-"""Seconds by which stores end a fetch before the core does, so that its first chunks count."""
-LATE = 2.0
-"""Factor by which a fetch that did not end in time is taken to need longer."""
+from ppengine.core.tiers.rate_trials import RateTrials
+from ppengine.protocol.store_messages import Delete, FoundChunk
 
 
 @dataclass(eq=False, slots=True)
@@ -63,13 +59,20 @@ class PrefixFetcher:
     """Fetches by the keys of their chunks."""
     _behind: dict[FetchUnderWay, list[_Waiting]] = field(init=False, default_factory=dict)
     """Requests that need chunks of a fetch under way."""
+    _trials: RateTrials = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._trials = RateTrials(
+            self._jobs, self._costs, self._backends, self._kept, self._send, self._note_failures, self._fetch_s,
+            self._clock,
+        )  # fmt: skip
 
     def queue(self, pools: OpenPools, request: Request, chunks: list[Chunk]) -> None:
         """Set a request aside whose next chunks are known to be there, unless computing them is faster."""
         now, queues = self._clock(), pools.scheduler.queues
         waiting = _Waiting(request, chunks, now, now + self._fetch_s)
-        found = self._found(pools, waiting)[1]
-        if not self._worth(pools, request, found):
+        first, found = self._found(pools, waiting)
+        if not found or not self._worth(pools, request, chunks[first], found):
             if request in queues.aside:
                 queues.take_back(request)
             return
@@ -100,6 +103,7 @@ class PrefixFetcher:
 
     def stop(self, pools: OpenPools | None, why: str) -> None:
         """End all fetches: their slots go to quarantine, and their requests go on without them."""
+        self._trials.stop(why)
         line, self._line = [*self._line, *(one for each in self._behind.values() for one in each)], deque()
         for behind in self._behind.values():
             behind.clear()
@@ -141,13 +145,13 @@ class PrefixFetcher:
         tokens = (first + len(found)) * pools.chunk_tokens
         return first, found if tokens >= self._least_tokens else []
 
-    def _worth(self, pools: OpenPools, request: Request, found: Sequence[FoundChunk]) -> bool:
-        """Return whether a fetch is predicted to be faster; note it if it is not."""
-        if not found:
-            return False
+    def _worth(self, pools: OpenPools, request: Request, chunk: Chunk, found: Sequence[FoundChunk]) -> bool:
+        """Return whether a fetch from `chunk` on is predicted to be faster; note it if it is not."""
         decision = self._costs.decide(sizes_of(pools, found), len(found) * pools.chunk_tokens)
         if decision.fetch:
             return True
+        if decision.trial:
+            self._trials.begin(pools, chunk, found[0])
         backend = self._backends.get(found[0].backend)
         if backend is not None:
             backend.declined += 1
@@ -171,7 +175,7 @@ class PrefixFetcher:
             return True
         free = next((number for number, chunk in enumerate(chunks) if chunk.key in self._under_way), len(chunks))
         chunks, found = chunks[:free], found[:free]
-        if not self._worth(pools, request, found):
+        if not self._worth(pools, request, chunks[0], found):
             self._take_back(pools, waiting, "computed")
             return True
         slots = self._reserve(pools, waiting, len(chunks))
@@ -212,17 +216,8 @@ class PrefixFetcher:
             self._backends.tried(run.backend)
             self._under_way.update(dict.fromkeys((chunk.key for chunk in run.chunks), fetch))
         for run in runs:
-            run.job = job = self._jobs.open(
-                pools.places, max(waiting.deadline - now, 1e-3), partial(self._run_ended, pools, fetch, run),
-                partial(self._run_settled, pools, run), backend=run.backend, slots=len(run.all_slots),
-            )  # fmt: skip
-            for number, place in enumerate(pools.places):
-                sums = [one.marker.sums[number] for one in run.found]
-                left_s = job.deadline - now
-                left_ms = max(1, int((left_s - min(MARGIN_S, left_s / 4)) * 1e3))
-                keys = [chunk.key for chunk in run.chunks]
-                message = Fetch(job.number, pools.generation, run.backend, keys, run.slots, sums, left_ms)
-                self._send(place, message)
+            seconds = max(waiting.deadline - now, 1e-3)
+            run.ask(pools, self._jobs, self._send, seconds, partial(self._run_ended, pools, fetch, run))
         pools.scheduler.queues.set_aside(waiting.request, "fetching", self._why(pools, fetch, now))
 
     # --- ending ---------------------------------------------------------------------------------------------
@@ -236,23 +231,17 @@ class PrefixFetcher:
         """Enter the good chunks of a run; with the last run, let the request go on."""
         run.judge(len(pools.places))
         now = self._clock()
-        self._costs.ended(run.backend, run.size, _sample_s(run, job, now), run.ahead)
+        self._costs.ended(run.backend, run.size, run.sample_s(now), run.ahead)
         for chunk in run.chunks:
             del self._under_way[chunk.key]
         self._note_failures(pools, run)
         if job.owed:
-            if run.slots:
-                pools.host.quarantine(run.all_slots)
+            run.leave_slots(pools)
         else:
             self._fill(pools, run)
         fetch.left -= 1
         if not fetch.left:
             self._end(pools, fetch)
-
-    def _run_settled(self, pools: OpenPools, run: Run, job: Job) -> None:
-        """Free the slots of a run that has ended without all answers: nothing writes into them any more."""
-        pools.host.release(run.all_slots)
-        run.slots = []
 
     def _fill(self, pools: OpenPools, run: Run) -> None:
         """Enter the slots of good chunks into the host cache, and free the others."""
@@ -306,10 +295,3 @@ class PrefixFetcher:
         total = len(fetch.digests) // pools.chunk_blocks
         ages = f"{(now - fetch.began) * 1e3:.0f} of {self._fetch_s * 1e3:.0f} ms"
         return f"fetching {fetch.chunks} of {total} chunks from {fetch.backends}, {last}{ages}"
-
-
-def _sample_s(run: Run, job: Job, now: float) -> float | None:
-    """Return the seconds of a run that say something about its backend: a whole one, or more than one in time."""
-    if run.good == len(run.chunks):
-        return now - job.began
-    return LATE * (now - job.began) if now >= job.deadline else None
