@@ -267,7 +267,7 @@ def test_limits_in_blocks_of_the_place_with_the_largest():
 def test_a_gpu_copies_more_in_a_step_than_a_cpu():
     tiers = TierConfig(host=True, least_tokens=32)
     assert host_limits(tiers, 2**20, on_gpus=False) == HostLimits(8, 16, 32)
-    assert host_limits(tiers, 2**20, on_gpus=True) == HostLimits(64, 128, 32)
+    assert host_limits(tiers, 2**20, on_gpus=True) == HostLimits(16, 128, 32)
 
 
 def test_without_a_host_cache_there_is_nothing_of_it():

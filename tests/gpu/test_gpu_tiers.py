@@ -35,7 +35,7 @@ DEVICE = "cuda"
 
 def profile(folder: Path, where: str, chunks: Path, stages: int, tensor: int) -> dict[str, Any]:
     # With files the steps are small: prompts are then computed more slowly than they are fetched.
-    tokens = 512 if where == "host" else 32
+    tokens = 512 if where == "host" else 128
     backends = {"disk": {"kind": "files", "url": str(chunks), "write": "always"}} if where == "files" else {}
     return {
         "name": "tiers",

@@ -44,7 +44,7 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     out_mib: Annotated[float, Meta(gt=0, le=2**16)] | None = None
     """Most MiB that a step copies to the host cache, on each stage, beside as many tokens as it computes.
 
-    None: 8 on CPUs, 64 on GPUs."""
+    None: 8 on CPUs, 16 on GPUs."""
     in_mib: Annotated[float, Meta(gt=0, le=2**16)] | None = None
     """Most MiB that a step copies from the host cache, on each stage. None: 16 on CPUs, 128 on GPUs."""
     least_tokens: Annotated[int, Meta(ge=1, le=2**22)] = 64
