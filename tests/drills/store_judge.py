@@ -13,7 +13,7 @@ from serving import Served
 from watching import Watcher
 
 WARM_S = 300.0
-"""Seconds after which growth counts."""
+"""Seconds after the start of a process from which its growth counts."""
 LEAST = 8
 """Least measurements behind a judgement of growth."""
 GROWS = {"MiB": (1.25, 8.0), "files": (1.2, 8.0), "threads": (1.01, 0.0)}
@@ -79,7 +79,8 @@ class Sizes:
 
     def __init__(self, engine: Served) -> None:
         self._engine = engine
-        self._sizes: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+        self._sizes: dict[tuple[str, int], list[tuple[float, dict[str, float]]]] = defaultdict(list)
+        """By role and pid: seconds of the run, and sizes."""
         self._cpu_s: dict[int, float] = {}
 
     def measure(self, age: float) -> None:
@@ -92,28 +93,36 @@ class Sizes:
                 fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
                 size = {"MiB": int(fields["RssAnon"].split()[0]) / 1024, "threads": float(fields["Threads"]),
                         "files": float(len(list((folder / "fd").iterdir())))}  # fmt: skip
-                self._sizes[role].append((age, size))
+                self._sizes[role, pid].append((age, size))
                 user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
                 self._cpu_s[pid] = (int(user) + int(system)) / _TICKS
         files = list(Path("/dev/shm").glob(f"*{self._engine.config.id}*/**/*"))
         used = sum(path.stat().st_blocks * 512 for path in files if path.is_file())
-        self._sizes["/dev/shm"].append((age, {"MiB": used / 2**20, "files": float(len(files))}))
+        self._sizes["/dev/shm", 0].append((age, {"MiB": used / 2**20, "files": float(len(files))}))
 
     def cpu_share(self, age: float) -> float:
         """Return the processors that the engine has taken, as far as they were measured."""
         return sum(self._cpu_s.values()) / age
 
     def grown(self) -> list[str]:
-        """Print the sizes of the first and last quarter since the engine was warm; return those that have grown."""
+        """Print the sizes of each process that lived for long, in the quarters of its time; return those that grew.
+
+        A restarted process begins small, so it is never compared with the one before it.
+        """
         lines = []
-        for role, sizes in sorted(self._sizes.items()):
-            warm = [size for at, size in sizes if at >= WARM_S]
+        for (role, pid), sizes in sorted(self._sizes.items()):
+            warm = [size for at, size in sizes if at >= sizes[0][0] + WARM_S]
             if len(warm) < LEAST:
                 continue
             for what, (factor, more) in GROWS.items():
-                parts = (warm[: len(warm) // 4], warm[-(len(warm) // 4) :])
-                before, after = (sum(size.get(what, 0.0) for size in each) / len(each) for each in parts)
-                print(f"| {role} | {what} | {before:.1f} | {after:.1f} |")
-                if after > before * factor + more:
-                    lines.append(f"{role}: {before:.1f} > {after:.1f} {what}")
+                means = [_mean(warm, what, quarter) for quarter in range(4)]
+                print(f"| {role} | {pid} | {what} | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
+                if means[3] > means[0] * factor + more:
+                    lines.append(f"{role} {pid}: {means[0]:.1f} > {means[3]:.1f} {what}")
         return lines
+
+
+def _mean(sizes: list[dict[str, float]], what: str, quarter: int) -> float:
+    """Return the mean of a size in a quarter of the measurements."""
+    first, last = (len(sizes) * each // 4 for each in (quarter, quarter + 1))
+    return sum(size.get(what, 0.0) for size in sizes[first:last]) / (last - first)
