@@ -85,12 +85,12 @@ def found(backend="nvme0"):
 def test_known_chunks_answer_for_a_while():
     now = [0.0]
     known = KnownChunks(lambda: now[0])
-    usable = {"nvme0"}
+    usable = ["nvme0"]
     assert known.lookup([b"a"], usable) == ([], False)
     known.found([b"a", b"b", b"c"], [found(), found()])
     assert known.lookup([b"a", b"b", b"c", b"d"], usable) == ([found()] * 2, True)
     assert known.lookup([b"a", b"b"], usable) == ([found()] * 2, True)
-    assert known.lookup([b"a", b"b"], set()) == ([], True), "nothing may be read"
+    assert known.lookup([b"a", b"b"], []) == ([], True), "nothing may be read"
     now[0] += ABSENT_S
     assert known.lookup([b"a", b"b", b"c"], usable) == ([found()] * 2, False)
     known.missed(b"a", "nvme0")
@@ -103,21 +103,22 @@ def test_a_chunk_may_be_in_several_backends():
     known = KnownChunks(lambda: 0.0)
     known.put(b"a", found())
     known.put(b"a", found("mem"))
-    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([found()], True)
-    assert known.lookup([b"a"], {"mem"}) == ([found("mem")], True), "the first one is paused"
-    assert known.lookup([b"a"], {"s3"}) == ([], False), "a backend that was not asked about may have it"
+    assert known.lookup([b"a"], ["nvme0", "mem"]) == ([found()], True)
+    assert known.lookup([b"a"], ["mem", "nvme0"]) == ([found("mem")], True), "the better one comes first"
+    assert known.lookup([b"a"], ["mem"]) == ([found("mem")], True), "the first one is paused"
+    assert known.lookup([b"a"], ["s3"]) == ([], False), "a backend that was not asked about may have it"
     known.missed(b"a", "nvme0")
-    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([found("mem")], True)
+    assert known.lookup([b"a"], ["nvme0", "mem"]) == ([found("mem")], True)
     assert not known.has(b"a", "nvme0") and known.has(b"a", "mem")
     known.missed(b"a", "mem")
-    assert known.lookup([b"a"], {"nvme0", "mem"}) == ([], True)
+    assert known.lookup([b"a"], ["nvme0", "mem"]) == ([], True)
 
 
 def test_known_chunks_are_bounded():
     known = KnownChunks(lambda: 0.0, 3)
     for key in b"abcd":
         known.put(bytes([key]), found())
-        known.lookup([b"a"], {"nvme0"})
+        known.lookup([b"a"], ["nvme0"])
     assert [known.has(bytes([key]), "nvme0") for key in b"abcd"] == [True, False, True, True]
 
 
@@ -142,6 +143,16 @@ def test_a_fetch_is_begun_if_it_is_faster():
     assert costs.fetch_s({"x": 1000}) == pytest.approx(2.01, rel=0.01), "bytes under way are in front"
     costs.ended("x", 1000, None)
     assert costs.ahead("x") == 0
+
+
+def test_the_cheapest_backend_comes_first():
+    costs = Costs(lambda: 0.0)
+    for backend, seconds in (("slow", 1.0), ("fast", 0.1)):
+        costs.begun(backend, 100)
+        costs.ended(backend, 100, seconds)
+    assert costs.cheapest_first(["slow", "fast", "new"], 200) == ["new", "fast", "slow"]
+    costs.begun("fast", 10_000)
+    assert costs.cheapest_first(["slow", "fast"], 200) == ["slow", "fast"], "bytes under way are in front"
 
 
 def test_a_rate_from_one_size_is_in_proportion():
@@ -179,10 +190,10 @@ def test_a_broken_backend_is_tried_now_and_then():
     assert backend is not None
     backend.broken = True
     backends.tried("a")
-    assert backends.readable() == {"b"}
+    assert backends.readable() == ["b"]
     now[0] += TRY_S
-    assert backends.readable() == {"a", "b"}
+    assert backends.readable() == ["a", "b"]
     backends.change(backend, paused=False, draining=True)
-    assert backends.readable() == {"a", "b"}
+    assert backends.readable() == ["a", "b"]
     assert [one.name for one in backends.writable()] == ["b"]
     assert [spec.quota_bytes for spec in backends.specs(0.25)] == [4 * 2**30] * 2

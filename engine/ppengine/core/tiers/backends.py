@@ -76,9 +76,9 @@ class Backends:
         backend.paused, backend.draining = paused, draining
         self.changes += 1
 
-    def readable(self) -> set[str]:
+    def readable(self) -> list[str]:
         """Return the names of the backends that may be read."""
-        return {one.name for one in self._known.values() if not one.paused and self._may_try(one)}
+        return [one.name for one in self._known.values() if not one.paused and self._may_try(one)]
 
     def wanting(self) -> list[Backend]:
         """Return the backends that get new chunks, those included that fail now."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -105,6 +105,10 @@ class Costs:
                 return None
             total += seconds
         return total
+
+    def cheapest_first(self, backends: Iterable[str], size: int) -> list[str]:
+        """Return backends by their predicted seconds for `size` bytes; first those that were never measured."""
+        return sorted(backends, key=lambda backend: self.fetch_s({backend: size}) or 0.0)
 
     def decide(self, sizes: Mapping[str, int], tokens: int) -> Decision:
         """Return whether to fetch `sizes` bytes by backend in place of computing `tokens`; yes if a rate is unknown."""

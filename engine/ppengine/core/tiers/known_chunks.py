@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,16 +43,16 @@ class KnownChunks:
         """Return whether a chunk is known to be in a backend."""
         return any(one.backend == backend for one in self._present.get(key, ()))
 
-    def lookup(self, keys: Sequence[bytes], usable: Collection[str]) -> Known:
-        """Return the known prefix of `keys`. `usable`: names of backends that may be read."""
+    def lookup(self, keys: Sequence[bytes], usable: Sequence[str]) -> Known:
+        """Return the known prefix of `keys`. `usable`: names of backends that may be read, the best one first."""
         chunks: list[FoundChunk] = []
         for key in keys:
-            found = next((one for one in self._present.get(key, ()) if one.backend in usable), None)
-            if found is None:
+            there = [one for one in self._present.get(key, ()) if one.backend in usable]
+            if not there:
                 # Nothing may be read, or a question is needed: a backend that may be read can have it, too.
                 return Known(chunks, not usable or self.absent(key))
             self._present.move_to_end(key)
-            chunks.append(found)
+            chunks.append(min(there, key=lambda one: usable.index(one.backend)))
         return Known(chunks, True)
 
     def found(self, keys: Sequence[bytes], chunks: Sequence[FoundChunk]) -> None:

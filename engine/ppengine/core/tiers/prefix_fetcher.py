@@ -133,9 +133,11 @@ class PrefixFetcher:
         """Return the number of the first chunk to fetch, and the chunks from there that are in backends."""
         digests = digests_of(waiting.chunks)
         first = pools.present(digests)[0] // pools.chunk_blocks
-        known = self._known.lookup([chunk.key for chunk in waiting.chunks[first:]], self._backends.readable())
+        chunks = waiting.chunks[first:]
+        backends = self._costs.cheapest_first(self._backends.readable(), pools.size_of(len(chunks)))
+        known = self._known.lookup([chunk.key for chunk in chunks], backends)
         found: list[FoundChunk] = []
-        for chunk, one in zip(waiting.chunks[first:], known.chunks, strict=False):
+        for chunk, one in zip(chunks, known.chunks, strict=False):
             marker = one.marker
             if len(marker.sums) != len(pools.places) or marker.blocks != pools.chunk_blocks:
                 self._known.missed(chunk.key, one.backend)
