@@ -40,6 +40,8 @@ class GrammarWorld(CoreWorld):
         self._codec_of_grammars = Codec(FromGrammars)
         self.most_sampling: dict[str, int] = {}
         """Most unretired steps that sample, by request."""
+        self.sampled = 0
+        """Tokens that the stages have chosen."""
         super().__init__(
             tokenizer=TOKENIZER,
             run_dir=str(folder),
@@ -118,6 +120,7 @@ class GrammarWorld(CoreWorld):
         return TOKENIZER.decode([token for token in self.tokens(name) if token != EOS])
 
     def _token(self, step, row):
+        self.sampled += 1
         masks = {slot: mask.bits for mask in step.masks for slot in mask.slots}
         draw = random.Random(row.start + row.count)
         if row.slot not in masks:

@@ -130,7 +130,8 @@ def _check_request(scheduler: Scheduler, request: Request) -> None:
     assert (request.fence is not None) == (request in scheduler.fences.leaving), f"{text} and its fence disagree"
     assert request.fence is None or request.in_flight, f"{text} has a fence and nothing in flight"
     if request.state == "running" and request.fence is None:
-        assert giving or request.in_flight, f"{text} runs and will never get a token"
+        lacks_mask = request.constrained and request.mask is None
+        assert giving or request.in_flight or lacks_mask, f"{text} runs and will never get a token"
     if request.state == "loading" and request.fence is None:
         loads = scheduler.blocks.copies.loads if scheduler.blocks.copies is not None else {}
         assert request.in_flight or request in loads, f"{text} loads nothing"

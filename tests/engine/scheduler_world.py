@@ -12,7 +12,9 @@ from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler import DoesNotFit, Refused, Scheduler, wait_reasons
 from ppengine.core.scheduler.cache_copies import HostLimits
 from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.retirement import Retirement
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.structured_outputs import StructuredOutputsParams
 from ppengine.protocol.verbs import MESSAGES
 from stage_model import StageModel, continuation
 
@@ -20,6 +22,8 @@ EOS = 3
 STATES = ("waiting", "running", "swapped", "held", "loading")
 DESK = ("find", "fetch", "answer", "give_up")
 """Operations of the store desk."""
+CONSTRAINED = StructuredOutputsParams(regex="x")
+"""A grammar; the world forces tokens that its stages would sample."""
 
 
 class Clock:
@@ -66,6 +70,8 @@ class World:
         """Ids of the requests that were once seen with device blocks."""
         self.max_in_flight = 0
         self.two_unretired = 0
+        self.forced = 0
+        """Tokens that grammars have forced."""
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -85,7 +91,8 @@ class World:
     def expected(self, request):
         """Return the whole output that `request` must have."""
         sampling = request.sampling
-        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
+        ignored = sampling.ignore_eos and not request.constrained
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if ignored else {EOS})
         return continuation(
             request.prompt_ids, request.max_tokens, seed=request.seed, sample=request.sample, stops=stops,
             min_tokens=sampling.min_tokens,
@@ -94,6 +101,20 @@ class World:
     def new(self):
         """Return the requests that never held a block, and whose sample 0 never did."""
         return [r for r in self.scheduler.queues.requests.values() if not {r.id, r.group} & self.began]
+
+    def mask(self, request, most):
+        """Give a constrained request the mask that it lacks, behind `most` forced tokens or up to its end."""
+        del self.scheduler.queues.unmasked[request]
+        if request.output_ids:
+            begin, result = len(request.output_ids), Retirement(0)
+            forced = self.expected(request)[begin : begin + most]
+            self.scheduler.retirement.take_forced(request, forced, result)
+            self.forced += len(result.tokens)
+            self.finished += result.finished
+        if not request.finished:
+            request.mask = b"m"
+            self.scheduler.queues.resume(request)
+        self.verify()
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -149,6 +170,9 @@ class World:
     def round(self):
         """Schedule and execute all steps, retire one; return whether anything happened."""
         sent = False
+        for request in list(self.scheduler.queues.unmasked):
+            self.mask(request, 2)
+            sent = True
         while self.schedule() is not None:
             sent = True
         self.model.drain()
@@ -287,7 +311,9 @@ class World:
 class Driver:
     """Random operations on a world, from one seed."""
 
-    def __init__(self, seed, **world):
+    def __init__(self, seed, *, constrained=False, **world):
+        self.constrained = constrained
+        """Whether half of the requests are."""
         self.random = random.Random(seed)
         self.world = World(**world)
         self.start_blocks = self.world.scheduler.blocks.device.size
@@ -300,7 +326,9 @@ class Driver:
     def step(self):
         """Do one random operation."""
         draw, world = self.random.random(), self.world
-        if draw < 0.30:
+        if (lacking := world.scheduler.queues.unmasked) and self.random.random() < 0.5:
+            world.mask(self.random.choice(list(lacking)), self.random.choice([0, 0, 1, 5, 30]))
+        elif draw < 0.30:
             if world.scheduler.paused and self.random.random() < 0.1:
                 world.scheduler.paused = False
             if world.scheduler.batcher.cordon and self.random.random() < 0.05:
@@ -336,10 +364,12 @@ class Driver:
             prompt = [first + place for place in range(draw.randrange(1, 34))]
         stop_ids = [draw.randrange(50)] if draw.random() < 0.2 else []
         tokens = draw.choice([1, 2, 6, 12, 30])
+        constrained = self.constrained and draw.random() < 0.5
         try:
             self.world.add(
                 prompt, n=draw.choice([1, 1, 1, 2, 3]), seed=draw.randrange(3), max_tokens=tokens,
-                min_tokens=draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
+                min_tokens=0 if constrained else draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
+                structured_outputs=CONSTRAINED if constrained else None,
                 ignore_eos=draw.random() < 0.3, priority=draw.choice([0, 0, 0, -1, 3]),
             )  # fmt: skip
             self.counts["add"] += 1

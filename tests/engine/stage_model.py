@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Register, Sampled, Step
+from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Register, Sampled, Step
 
 VOCABULARY = 50
 
@@ -128,6 +128,7 @@ class StageModel:
                 del state.device[block]
         for move in step.moves:
             self._move(state, move)
+        self._give(state, step)
         sampled = [token for row in step.rows if (token := self._row(state, stage, step, row)) is not None]
         if stage == len(self.stages) - 1:
             self.sampled[step.number] = sampled
@@ -151,6 +152,16 @@ class StageModel:
             self._block(state, move.dst)[:] = state.host[move.src]
             if move.kind == MoveKind.LOAD:
                 state.loads[move.dst] = state.step
+
+    @staticmethod
+    def _give(state: StageState, step: Step) -> None:
+        rows = [row for row in step.rows if row.token == TOKEN_GIVEN]
+        for row, tokens in zip(rows, step.given, strict=True):
+            if len(tokens) != row.count:
+                raise WrongRead(f"step {step.number} gives {len(tokens)} tokens to a row of {row.count}")
+            for position, token in enumerate(tokens, row.start):
+                if state.inputs[row.slot].setdefault(position, token) != token:
+                    raise WrongRead(f"step {step.number} gives slot {row.slot} another token at {position}")
 
     def _row(self, state: StageState, stage: int, step: Step, row) -> Sampled | None:
         entry, table, inputs = state.registered[row.slot], state.tables[row.slot], state.inputs[row.slot]

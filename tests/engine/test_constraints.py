@@ -9,9 +9,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from core_world import MemoryJournal
-from grammar_world import GrammarWorld, constrained
+from grammar_world import TOKENIZER, GrammarWorld, constrained
 from ppengine.core import grammar_process
 from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Outcome, Refused
@@ -27,6 +28,7 @@ FORMS = [
     constrained(regex="[a-d]{3,9}x"), constrained(choice=["yes", "no way"]), constrained(json=SCHEMA),
     constrained(grammar='start: "a" ("b" | "cd") ~ 4'), constrained(grammar='root ::= "q" [0-9] [0-9]'),
 ]  # fmt: skip
+COLON = TOKENIZER.encode(":")[0]
 NAMES = [f"r{index}" for index in range(len(FORMS))]
 
 
@@ -70,6 +72,32 @@ def test_texts_have_their_forms_and_no_row_is_scheduled_ahead(shared: GrammarWor
     assert re.fullmatch("a(b|cd){4}", texts[3]) and re.fullmatch("q[0-9][0-9]", texts[4])
     assert [shared.most_sampling[name] for name in NAMES] == [1] * len(NAMES)
     assert shared.most_sampling["free"] == 2
+    shared.check()
+
+
+def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(shared: GrammarWorld) -> None:
+    """A request with log-probabilities needs the logits of each token, so it gets one step a token."""
+    compact = constrained(json=SCHEMA, disable_any_whitespace=True)
+    limits = [{}] * len(FORMS) + [{}, {"max_tokens": 6}, {"stop_token_ids": [COLON]}]
+    forms = [*FORMS, compact, compact, compact]
+    for kind, fields in (("jump", {}), ("step", {"logprobs": 0})):
+        samplings = [
+            msgspec.structs.replace(form, **limit, **fields) for form, limit in zip(forms, limits, strict=True)
+        ]
+        shared.sampled = 0
+        shared.add(*samplings, nonce=70 + len(fields), names=[f"{kind}{index}" for index in range(len(forms))])
+        shared.ended(*(f"{kind}{index}" for index in range(len(forms))))
+        if kind == "jump":
+            few = shared.sampled
+    for index in range(len(forms)):
+        assert shared.tokens(f"jump{index}") == shared.tokens(f"step{index}")
+        assert shared.reason(f"jump{index}") == shared.reason(f"step{index}")
+    assert shared.reason("jump6") == "length" and shared.tokens("jump6") == shared.tokens("jump5")[:6]
+    ended = shared.tokens("jump7")
+    assert shared.reason("jump7") == "stop" and COLON not in ended[:-1], "a stop token that is forced ends it"
+    assert ended == shared.tokens("jump5")[: len(ended)]
+    tokens = sum(len(shared.tokens(f"jump{index}")) for index in range(len(forms)))
+    assert few < shared.sampled == tokens
     shared.check()
 
 

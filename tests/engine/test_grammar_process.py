@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,11 @@ class Desk:
             self.process.advance()
         return [question.matcher for question in self.open.values()]
 
-    def answer(self) -> None:
+    def answer(self, forced: Sequence[int] = ()) -> None:
         numbers = list(self.open)
         self.open.clear()
-        self.process.take(self.names[-1], Answers([Answer(number, 0) for number in numbers], [b"m"]))
+        answers = [Answer(number, 0, forced=list(forced)) for number in numbers]
+        self.process.take(self.names[-1], Answers(answers, [b"m"]))
 
     def end(self) -> None:
         """End the child and go on with another one."""
@@ -107,6 +109,21 @@ def test_a_child_gets_new_tokens_alone_and_the_next_one_all(desk: Desk) -> None:
     desk.answer()
     desk.process.forget([1, 9])
     assert desk.forgotten == [1]
+
+
+def test_tokens_that_a_child_has_forced_are_not_sent_to_it_again(desk: Desk) -> None:
+    desk.ask(1, [4])
+    desk.turn()
+    desk.answer(forced=[5, 6])
+    assert desk.ended[1] == Masked(b"m", forced=(5, 6))
+    desk.ask(1, [4, 5, 6, 7])
+    desk.turn()
+    assert [question.tokens for question in desk.open.values()] == [[7]]
+    desk.end()
+    assert [question.tokens for question in desk.open.values()] == [[4, 5, 6, 7]], "the next child has none of them"
+    desk.process.forget([1])
+    desk.answer(forced=[8])
+    assert desk.forgotten == [1, 1], "a matcher that is gone needs no count"
 
 
 def test_an_output_that_ends_under_its_question_leaves_no_matcher(desk: Desk) -> None:

@@ -1,6 +1,6 @@
 """Long random runs: full caches, slots and blocks that are used many times.
 
-Beyond `test_scheduler_machine`, they have stop tokens, minimum tokens and dry runs.
+Beyond `test_scheduler_machine`, they have stop tokens, minimum tokens, dry runs, and tokens that grammars force.
 """
 
 import pytest
@@ -11,14 +11,17 @@ RARE = ("shrink superseding", "shrink moves", "shrink swaps", "shrink recomputes
 
 
 @pytest.mark.parametrize(
-    ("stages", "preemption", "ahead", "host_cache"),
+    ("stages", "preemption", "ahead", "host_cache", "constrained"),
     [
-        (1, "swap", False, None), (2, "recompute", True, HostLimits(2, 1, 4)), (3, "swap", True, HostLimits(1, 2, 8)),
-        (4, "recompute", False, None),
+        (1, "swap", False, None, True), (2, "recompute", True, HostLimits(2, 1, 4), False),
+        (3, "swap", True, HostLimits(1, 2, 8), True), (4, "recompute", False, None, False),
     ],
 )  # fmt: skip
-def test_ten_thousand_operations_of_one_life(stages, preemption, ahead, host_cache):
-    driver = Driver(stages, stages=stages, schedule_ahead=ahead, preemption=preemption, host_cache=host_cache)
+def test_ten_thousand_operations_of_one_life(stages, preemption, ahead, host_cache, constrained):
+    driver = Driver(
+        stages, stages=stages, schedule_ahead=ahead, preemption=preemption, host_cache=host_cache,
+        constrained=constrained, max_num_batched_tokens=9 if constrained else 24,
+    )  # fmt: skip
     for number in range(30_000):
         if number >= 10_000 and all(driver.counts[what] for what in RARE):
             break  # Sets have no order: one run in some hundred needs more steps for the rarest.
@@ -34,5 +37,6 @@ def test_ten_thousand_operations_of_one_life(stages, preemption, ahead, host_cac
         assert min(*figures, copies.totals.backends["nvme0"], world.desk.late) > 0
     assert world.max_in_flight == world.scheduler.depth
     assert (world.two_unretired > 0) == ahead
+    assert (world.forced > 100) == constrained
     for what in RARE:
         assert driver.counts[what], f"{what} never happened"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forks import fork
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
+from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 from ppengine.stage.batch_state import BatchState
 
 SIZE = 16
@@ -58,14 +58,19 @@ def test_stale_table_entries_point_at_the_null_block() -> None:
     assert state.plan([Row(1, 40, 1, True, 5)]).batch.block_tables.tolist() == [[21, 22, 9]]
 
 
-def test_input_tokens_come_from_three_places() -> None:
+def test_input_tokens_come_from_four_places() -> None:
     state = BatchState(64, SIZE)
-    state.register([register(0, [10, 11, 12, 13]), register(1, [20]), register(2, [30])])
+    state.register([register(0, [10, 11, 12, 13]), register(1, [20]), register(2, [30]), register(3, [40])])
     rows = [
         Row(1, 1, 1, True, TOKEN_ON_DEVICE), Row(0, 1, 3, True, TOKEN_REGISTERED),
-        Row(2, 1, 1, True, 77),
+        Row(2, 1, 1, True, 77), Row(3, 1, 2, True, TOKEN_GIVEN),
     ]  # fmt: skip
-    assert state.input_ids(state.plan(rows), np.array([5])).tolist() == [5, 11, 12, 13, 77]
+    state.give([[41, 42]])
+    assert state.input_ids(state.plan(rows), np.array([5])).tolist() == [5, 11, 12, 13, 77, 41, 42]
+    state.give([[41, 42, 43]])
+    with pytest.raises(ValueError, match="slot 3: 2 tokens are wanted, 3 are given"):
+        state.input_ids(state.plan(rows), np.array([5]))
+    state.give([])
     beyond = state.plan([Row(0, 2, 3, True, TOKEN_REGISTERED)])
     with pytest.raises(ValueError, match=r"slot 0: tokens \[2, 5\) are wanted, 4 are registered"):
         state.input_ids(beyond, np.array([], np.int64))

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked
 from ppengine.core.live_requests import LiveRequests
-from ppengine.core.scheduler import Scheduler
-from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler import Retirement, Scheduler
+from ppengine.core.scheduler.request import FORCED_MOST, Request
+from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -57,7 +58,8 @@ class Constraints:
     """Reasons of grammars that were refused: one that takes long is compiled once."""
     _compiling: dict[Grammar, list[Callable[[Masked], None]]] = field(init=False, default_factory=dict)
     _outputs: dict[Request, _Output] = field(init=False, default_factory=dict)
-    _asked: set[Request] = field(init=False, default_factory=set)
+    _forced: Retirement = field(init=False, default_factory=partial(Retirement, 0))
+    """Tokens that the message under way forces."""
     _count: int = field(init=False, default=0)
 
     def compile(self, samplings: Iterable[SamplingParams], then: Then) -> bool:
@@ -91,8 +93,8 @@ class Constraints:
 
     def advance(self, scheduler: Scheduler | None) -> None:
         """Ask for the masks that live requests lack, forget those that have ended, and watch the processes."""
-        if scheduler is not None and scheduler.queues.constrained:
-            self._look(scheduler)
+        if scheduler is not None:
+            self._look(scheduler.queues, scheduler)
         self.checks.advance()
         self.masks.advance()
 
@@ -100,23 +102,24 @@ class Constraints:
         """Take a message of one of the processes."""
         self.checks.take(name, message)
         self.masks.take(name, message)
+        if self._forced.tokens:
+            forced, self._forced = self._forced, Retirement(0)
+            self._requests.forced(forced)
 
     def close(self) -> None:
         """End the processes."""
         self.checks.close()
         self.masks.close()
 
-    def _look(self, scheduler: Scheduler) -> None:
+    def _look(self, queues: RequestQueues, scheduler: Scheduler) -> None:
         """Ask and forget."""
-        constrained = scheduler.queues.constrained
-        ended = [request for request in constrained if request.finished]
-        for request in ended:
-            del constrained[request]
-        if ended:
+        if queues.unconstrained:
+            ended, queues.unconstrained = queues.unconstrained, []
             gone = [self._outputs.pop(request) for request in ended if request in self._outputs]
             self.masks.forget([output.matcher for output in gone])
-        for request in constrained:
-            if request.mask is None and request not in self._asked:
+        if queues.unmasked:
+            lacking, queues.unmasked = queues.unmasked, {}
+            for request in lacking:
                 self._want(scheduler, request)
 
     def _want(self, scheduler: Scheduler, request: Request) -> None:
@@ -124,20 +127,25 @@ class Constraints:
         if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
             self._give(scheduler, request, first)
             return
-        self._asked.add(request)
+        ask = Ask(output.matcher, output.grammar, request.output_ids, held, partial(self._end, scheduler, request))
+        ask.forced_most = _forced_most(request)
+        self.masks.ask(ask)
 
-        def end(masked: Masked) -> None:
-            self._asked.discard(request)
-            if request.finished or masked.later:
-                return
-            if masked.error:
-                request.loss = f"structured output: {masked.error}"
-                scheduler.retirement.finish(request.id, "lost")
-                self._requests.ended(request)
-            else:
+    def _end(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
+        """Take the answer to the question of a request."""
+        if request.finished:
+            return
+        if masked.later:
+            scheduler.queues.unmasked[request] = None
+        elif masked.error:
+            request.loss = f"structured output: {masked.error}"
+            scheduler.retirement.finish(request.id, "lost")
+            self._requests.ended(request)
+        else:
+            if masked.forced:
+                scheduler.retirement.take_forced(request, masked.forced, self._forced)
+            if not request.finished:
                 self._give(scheduler, request, masked.mask)
-
-        self.masks.ask(Ask(output.matcher, output.grammar, request.output_ids, held, end))
 
     def _output(self, request: Request) -> _Output:
         output = self._outputs.get(request)
@@ -172,6 +180,19 @@ class Constraints:
                 self._bad.popitem(last=False)
         for end in self._compiling.pop(grammar):
             end(masked)
+
+
+def _forced_most(request: Request) -> int:
+    """Return how many forced tokens may follow the output at once, without a forward for each.
+
+    None if each token's logits are wanted, or the stage that samples must know them. Nor before the first token, which
+    ends the prompt, nor where the tokens that are held, or a stop text, depend on each token.
+    """
+    sampling, outputs = request.sampling, len(request.output_ids)
+    alone = sampling.logprobs is not None or sampling.adjusts or sampling.stop
+    if alone or not outputs or outputs < sampling.min_tokens:
+        return 0
+    return min(FORCED_MOST, request.max_tokens - outputs)
 
 
 def _grammar(sampling: SamplingParams) -> Grammar | None:

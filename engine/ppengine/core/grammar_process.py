@@ -46,6 +46,8 @@ class Masked(NamedTuple):
     error: str = ""
     later: bool = False
     """Whether it may be asked again later: the grammar is not at fault."""
+    forced: tuple[int, ...] = ()
+    """Tokens that must follow; the mask is of the token behind them."""
 
 
 @dataclass(eq=False, slots=True)
@@ -59,6 +61,8 @@ class Ask:
     held: Sequence[int]
     """Tokens that are not allowed as long as others are."""
     end: Callable[[Masked], None]
+    forced_most: int = 0
+    """Most tokens to take that the grammar forces."""
     given_at: float = 0.0
     compiles: bool = False
     """Whether the process may have to compile its grammar."""
@@ -198,7 +202,8 @@ class GrammarProcess:
         if ask.matcher:
             self._known[ask.matcher] = len(ask.tokens)
         tokens = list(ask.tokens[known or 0 :])
-        return Question(self._count, ask.matcher, ask.grammar if known is None else None, tokens, list(ask.held))
+        grammar = ask.grammar if known is None else None
+        return Question(self._count, ask.matcher, grammar, tokens, list(ask.held), ask.forced_most)
 
     def _end(self, answer: Answer, mask: bytes) -> None:
         ask = self._given.pop(answer.number, None)
@@ -213,7 +218,9 @@ class GrammarProcess:
             self._gone.discard(ask.matcher)
             self._known.pop(ask.matcher, None)
             self._send(self._name, encode(Forget([ask.matcher])))
-        ask.end(Masked(mask, one_line(answer.error)))
+        elif answer.forced:
+            self._known[ask.matcher] += len(answer.forced)
+        ask.end(Masked(mask, one_line(answer.error), forced=tuple(answer.forced)))
 
     # --- the child ------------------------------------------------------------------------------------------
 

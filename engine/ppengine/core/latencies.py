@@ -52,7 +52,8 @@ class Latencies:
         for last, count in seen.items():
             self._between.add(now - last, count, now)
             self._metrics.gap(now - last, count)
-        self._metrics.add("step_tokens", retirement.prompt_tokens + len(retirement.tokens))
+        if retirement.number:
+            self._metrics.add("step_tokens", retirement.prompt_tokens + len(retirement.tokens))
 
     def ended(self, request: Request, reason: str, now: float) -> None:
         """Count the end of a request: it has met the objectives of the profile, or not."""

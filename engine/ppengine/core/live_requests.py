@@ -129,12 +129,16 @@ class LiveRequests:
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
-            ended = request.finish_reason == "stop"
+            ended = request.finish_reason == "stop" and token in request.stops
             if self._outputs.push(request.group, request.sample, token, entry, ended) and not request.finished:
                 serving.scheduler.retirement.finish(request.id, "stop")
                 self.ended(request)
         for request in retirement.finished:
             self.ended(request)
+
+    def forced(self, tokens: Retirement) -> None:
+        """Hand out tokens that grammars force."""
+        self.retired(self._health.require(), tokens)
 
     def ended(self, request: Request) -> None:
         """Close the output of a request that has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
@@ -34,6 +35,14 @@ The masks of other outputs wait for a slow one: with the smaller fuel it takes s
 
 class GrammarError(ValueError):
     """A grammar that cannot be compiled; one line."""
+
+
+class _Output(NamedTuple):
+    """A question, and its matcher behind the tokens that must follow."""
+
+    question: Question
+    matcher: LLMatcher
+    forced: list[int]
 
 
 class Matchers:
@@ -80,23 +89,27 @@ class Matchers:
         return question.grammar is not None and question.grammar not in self._grammars
 
     def answers(self, questions: list[Question]) -> Answers:
-        """Return the masks of outputs whose grammars are compiled."""
+        """Return the masks of outputs whose grammars are compiled, behind the tokens that must follow."""
         masks: NDArray[np.int32] = allocate_token_bitmask(len(questions), self._vocabulary)
-        matchers = [self._advanced(question) for question in questions]
-        good = [(matcher, row) for row, matcher in enumerate(matchers) if not matcher.is_error()]
+        outputs = [self._advanced(question) for question in questions]
+        self._fill(outputs, masks)
+        counts = np.bitwise_count(masks).sum(1, dtype=np.int64).tolist()
+        distinct: dict[bytes, int] = {}
+        found = zip(outputs, masks, counts, strict=True)
+        return Answers([self._answer(*each, distinct) for each in found], list(distinct))
+
+    def _fill(self, outputs: list[_Output], masks: NDArray[np.int32]) -> None:
+        good = [(one.matcher, row) for row, one in enumerate(outputs) if not one.matcher.is_error()]
         if good:
             fill_next_token_bitmask_par(self._executor, good, masks)
-        distinct: dict[bytes, int] = {}
-        found = zip(questions, matchers, masks, strict=True)
-        return Answers([_answer(*each, distinct) for each in found], list(distinct))
 
     def forget(self, numbers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""
         for number in numbers:
             self._matchers.pop(number, None)
 
-    def _advanced(self, question: Question) -> LLMatcher:
-        """Return the matcher of a question behind its tokens."""
+    def _advanced(self, question: Question) -> _Output:
+        """Return the matcher of a question behind its tokens, and behind those that must follow."""
         if question.grammar is not None:
             self._grammars.move_to_end(question.grammar)
             matcher = self._grammars[question.grammar].deep_copy()
@@ -106,7 +119,31 @@ class Matchers:
             matcher = self._matchers[question.matcher]
         if question.tokens:
             matcher.consume_tokens(question.tokens)
-        return matcher
+        forced: list[int] = []
+        if question.forced_most and (forced := matcher.compute_ff_tokens()[: question.forced_most]):
+            matcher.consume_tokens(forced)
+        return _Output(question, matcher, forced)
+
+    def _answer(self, output: _Output, mask: NDArray[np.int32], count: int, distinct: dict[bytes, int]) -> Answer:
+        """Return the answer with a mask of `count` tokens, which is added to the distinct ones."""
+        question, matcher, forced = output
+        if matcher.is_error():
+            return Answer(question.number, -1, _error_of(matcher) or "no match")
+        if not count:
+            return Answer(question.number, -1, "no token may follow")
+        if question.held:
+            kept = mask.copy()
+            for token in question.held:
+                kept[token // 32] &= ~np.uint32(1 << token % 32).view(np.int32)
+            mask = kept if kept.any() else mask
+        elif count == 1 and len(forced) < question.forced_most and (last := self._end_of(mask)) is not None:
+            forced.append(last)
+        number = distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct))
+        return Answer(question.number, number, forced=forced)
+
+    def _end_of(self, mask: NDArray[np.int32]) -> int | None:
+        """Return the end-of-sequence token that is allowed; None if there is none."""
+        return next((token for token in self._eos if mask[token // 32] >> token % 32 & 1), None)
 
 
 def _error_of(matcher: LLMatcher) -> str:
@@ -120,19 +157,6 @@ def _some_token(mask: bytes, eos: list[int]) -> int | None:
     bits[eos] = 0
     allowed = np.flatnonzero(bits)
     return int(allowed[-1]) if len(allowed) else None
-
-
-def _answer(question: Question, matcher: LLMatcher, mask: NDArray[np.int32], distinct: dict[bytes, int]) -> Answer:
-    if matcher.is_error():
-        return Answer(question.number, -1, _error_of(matcher) or "no match")
-    if question.held:
-        kept = mask.copy()
-        for token in question.held:
-            kept[token // 32] &= ~np.uint32(1 << token % 32).view(np.int32)
-        mask = kept if kept.any() else mask
-    if not mask.any():
-        return Answer(question.number, -1, "no token may follow")
-    return Answer(question.number, distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct)))
 
 
 def _lark_or_schema(grammar: Grammar) -> str:

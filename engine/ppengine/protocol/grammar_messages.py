@@ -19,6 +19,8 @@ class Question(msgspec.Struct, array_like=True):
     """Tokens of the output, without those of earlier questions to this process."""
     held: list[int]
     """Tokens that are not allowed as long as others are."""
+    forced_most: int = 0
+    """Most tokens to take that the grammar forces; 0: the mask behind `tokens` alone is wanted."""
 
 
 class Questions(msgspec.Struct, tag="questions", array_like=True):
@@ -41,6 +43,8 @@ class Answer(msgspec.Struct, array_like=True):
     """Number of the mask in the message; -1: there is none."""
     error: str = ""
     """Why there is none, in one line: the grammar is invalid or too large, or the tokens do not follow it."""
+    forced: list[int] = []
+    """Tokens that must follow, one after another; the process has taken them, and the mask is of the token behind."""
 
 
 class Answers(msgspec.Struct, tag="answers", array_like=True):

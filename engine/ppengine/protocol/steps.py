@@ -19,6 +19,8 @@ FIRST_GENERATION = 1
 """Generation of a boot; each restart of a stage adds one."""
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
+TOKEN_GIVEN = -3
+"""Row.token: the input tokens are the next list of `Step.given`."""
 TOKEN_ON_DEVICE = -1
 """Row.token: the input is what the previous unretired step sampled for this slot; the core has not seen it."""
 
@@ -110,7 +112,7 @@ class Row(msgspec.Struct, array_like=True):
     """Work of one step for one request: tokens at positions `[start, start + count)`.
 
     `sample`: the last stage samples the token at position `start + count`. `token`: the input of a one-token row,
-    or one of the two markers above.
+    or one of the markers above.
     """
 
     slot: int
@@ -149,6 +151,8 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     """From this step on exactly these checks (`Check`) are on, on every stage; None: as they are."""
     masks: list[Mask] = []
     """Those of the sampling rows of constrained requests, each once; to the last stage alone."""
+    given: list[list[int]] = []
+    """Input tokens of the rows marked `TOKEN_GIVEN`, in row order: outputs that no stage has sampled."""
 
 
 class Sampled(msgspec.Struct, array_like=True):

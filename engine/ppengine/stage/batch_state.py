@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ppkernels.batch import Batch
 from ppkernels.cpu.rows import lay_out
 
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
+from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 
 Ints = NDArray[np.int64]
 _FIRST_SLOTS = 64
@@ -62,6 +62,7 @@ class BatchState:
         self._max_blocks = -(-max_model_len // block_size)
         self._tables: Ints = np.zeros((_FIRST_SLOTS, self._max_blocks), np.int64)
         self._tokens: dict[int, Ints] = {}
+        self._given: list[list[int]] = []
 
     def release(self, slots: list[int]) -> None:
         """Forget requests."""
@@ -89,6 +90,10 @@ class BatchState:
             if first + len(blocks) > self._max_blocks:
                 raise ValueError(f"slot {slot}: {first + len(blocks)} blocks, a table holds {self._max_blocks}")
             self._tables[slot, first : first + len(blocks)] = blocks
+
+    def give(self, tokens: list[list[int]]) -> None:
+        """Take the input tokens of the rows of the next plan that are marked TOKEN_GIVEN, in row order."""
+        self._given = tokens
 
     def plan(self, rows: list[Row]) -> Plan:
         """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
@@ -132,4 +137,10 @@ class BatchState:
                     f"slot {slot}: tokens [{start}, {start + end - begin}) are wanted, {len(registered)} are registered"
                 )
             ids[begin:end] = registered[start : start + end - begin]
+        given = np.flatnonzero(plan.tokens == TOKEN_GIVEN)
+        for row, tokens in zip(given, self._given, strict=True):
+            begin, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
+            if len(tokens) != end - begin:
+                raise ValueError(f"slot {plan.slots[row]}: {end - begin} tokens are wanted, {len(tokens)} are given")
+            ids[begin:end] = tokens
         return ids

@@ -111,6 +111,7 @@ class Runner(ABC):
         self._state.register(step.register)
         self._registered(step.register)
         self._state.set_tables(step.tables)
+        self._state.give(step.given)
         self._group.step = step.number
         retired = Retired(self.generation, step.number, self.stage, self.rank)
         pending = Pending(retired)

@@ -12,7 +12,7 @@ from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence
 from ppengine.core.scheduler.step_log import StepLog, add_mask
 from ppengine.protocol.snapshot import Why
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
+from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
 
 
 @dataclass(eq=False)
@@ -52,7 +52,9 @@ class Batcher:
         for request in list(self._queues.prefilling):
             if self._budget <= 0:
                 break
-            self._prefill(request)
+            # Another one's lack of blocks may have evicted it.
+            if request.state == "running" and request.fence is None:
+                self._prefill(request)
         # Running requests come first: no new one may take the block that a decode lacks.
         if not self.closed and not self.starved and not self._blocks.device.tail_live:
             self._start_swapped()
@@ -70,7 +72,7 @@ class Batcher:
     # --- decodes --------------------------------------------------------------------------------------------
 
     def _decode(self, newest: int) -> None:
-        """Give one token each to the requests that wait longest, an even share for each stage.
+        """Give one sample each to the requests that wait longest, an even share for each stage.
 
         Only requests whose last row was in step `newest` or before are chosen. A token sampled now
         reaches the first stage after one step per stage. A step that needs it earlier stalls the
@@ -81,19 +83,27 @@ class Batcher:
         record, rows = self._steps.draft, self._rows
         number, entries = record.number, record.rows
         share = -(-(len(queues.running) - len(queues.prefilling)) // self._stages)
-        left = min(share, self._budget, len(ready))
+        left, budget = min(share, self._budget, len(ready)), self._budget
         again: list[Request] = []
-        while left > 0 and ready and ready.oldest_step <= newest:
+        while left > 0 and budget > 0 and ready and ready.oldest_step <= newest:
             left -= 1
             request = ready.pop()
             request.queued = False
             start = request.num_computed
-            if not start % size and start == len(request.blocks) * size and not self._grow(request):
+            end = request.num_tokens if request.constrained else start + 1
+            if end - start > budget:
+                queues.put_prefilling(request)
                 continue
-            end = request.num_computed = start + 1
+            if end > len(request.blocks) * size and not self._grow(request, end):
+                continue
+            budget -= end - start
+            request.num_computed = end
             request.last_step = number
             outputs = request.output_ids
-            if request.pending:
+            if end - start > 1:
+                token = TOKEN_GIVEN
+                record.given.append(request.tokens(start, end))
+            elif request.pending:
                 token = TOKEN_ON_DEVICE
             else:
                 token = outputs[-1] if outputs else request.prompt_ids[-1]
@@ -101,7 +111,7 @@ class Batcher:
             in_flight = request.in_flight
             if not in_flight or in_flight[-1] != number:
                 in_flight.append(number)
-            rows.append(Row(request.slot, start, 1, True, token))  # type: ignore[arg-type]  # running has a slot
+            rows.append(Row(request.slot, start, end - start, True, token))  # type: ignore[arg-type]  # running has a slot
             entries.append((request, end, True))
             if request.constrained:
                 add_mask(record.masks, request)
@@ -112,10 +122,17 @@ class Batcher:
             ready.put_back(request)
         for request in again:
             queues.resume(request)
-        self._budget -= len(rows)
+        self._budget = budget
 
-    def _grow(self, request: Request) -> bool:
-        """Give a decode its next block, evicting if necessary; return False if it gets none."""
+    def _grow(self, request: Request, end: int) -> bool:
+        """Give a running request the blocks of its tokens before `end`; return False if it lacks one."""
+        while end > len(request.blocks) * self._blocks.block_size:
+            if not self._grow_by_one(request):
+                return False
+        return True
+
+    def _grow_by_one(self, request: Request) -> bool:
+        """Give a running request its next block, evicting if necessary; return False if it gets none."""
         if self._blocks.grow(request):
             return True
         room = self._make_room(len(self.starved) + 1)
@@ -169,9 +186,17 @@ class Batcher:
                 self._queues.put_prefilling(request)
                 return
         end = start + count
+        # Tokens that a grammar has forced since the start have no blocks yet.
+        if end > len(request.blocks) * self._blocks.block_size and not self._grow(request, end):
+            return
         sample = end == known
         draft = self._steps.draft
-        token = request.tokens(start, end)[0] if count == 1 else TOKEN_REGISTERED
+        token = TOKEN_REGISTERED
+        if count == 1:
+            token = request.tokens(start, end)[0]
+        elif end > request.registered:
+            token = TOKEN_GIVEN
+            draft.given.append(request.tokens(start, end))
         if request.slot is None:
             raise ValueError(f"{request.id} runs without a slot")
         self._rows.append(Row(request.slot, start, count, sample, token))

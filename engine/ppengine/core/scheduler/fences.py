@@ -135,6 +135,7 @@ class Fences:
     def mark_finished(self, request: Request, reason: str) -> None:
         """Set the state of a request to finished; its steps may still be in flight."""
         self._queues.forget(request)
+        self._queues.left(request)
         request.state = "finished"
         request.finish_reason = reason
         request.finished_time = self._clock()

@@ -19,6 +19,8 @@ HISTORY_LIMIT = 200
 """Number of history lines that a request keeps; the oldest are dropped first."""
 PHASES_LIMIT = 64
 """Number of phases that a request keeps."""
+FORCED_MOST = 64
+"""Most tokens that a grammar forces and that one row computes together with the token before them."""
 
 
 def chain_digest(parent: bytes, tokens: Iterable[int]) -> bytes:
@@ -101,6 +103,8 @@ class Request:
     """Whether its output follows a grammar, so that each token needs a mask."""
     mask: bytes | None = None
     """Mask of its next token; None: it has not come. A token that was sampled with it ends it."""
+    registered: int = 0
+    """Tokens that the stages know since its last start."""
     digests: list[bytes] = field(default_factory=list)
     last_step: int = 0
     """Step number of its last row that samples."""

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.request import FORCED_MOST, Request
 from ppengine.protocol.snapshot import Queues
 
 
 class ReadyQueue:
-    """Requests with one token to compute, the one with the oldest last row first.
+    """Requests whose next token can be sampled at once, the one with the oldest last row first.
 
     If the core schedules ahead, a request returns here both when it is scheduled and when a step
     retires. A plain queue could then give half of the requests two steps in a row while the other
@@ -92,7 +92,7 @@ class RequestQueues:
         self.running: dict[Request, None] = {}
         """Requests with device blocks, loading and fenced ones included."""
         self.ready = ReadyQueue()
-        """Running requests with one token to compute."""
+        """Running requests with one token to compute, or a few that a grammar has forced."""
         self.prefilling: list[Request] = []
         """Running requests with more than one known token to compute."""
         self.parked = 0
@@ -100,7 +100,11 @@ class RequestQueues:
         self.aside: dict[Request, str] = {}
         """Requests in the states `finding` and `fetching`, with the reason to show."""
         self.constrained: dict[Request, None] = {}
-        """Requests whose tokens need masks, and some that have ended."""
+        """Requests whose tokens need masks."""
+        self.unmasked: dict[Request, None] = {}
+        """Those of them whose next mask was not asked for."""
+        self.unconstrained: list[Request] = []
+        """Constrained requests that have ended, until the core takes them."""
 
     def counts(self) -> Queues:
         """Return the number of requests in each state."""
@@ -140,7 +144,14 @@ class RequestQueues:
         """Take a request in, before it has a queue."""
         self.requests[request.id] = request
         if request.constrained:
-            self.constrained[request] = None
+            self.constrained[request] = self.unmasked[request] = None
+
+    def left(self, request: Request) -> None:
+        """Note that a request has ended: it needs no further mask."""
+        if request.constrained and request in self.constrained:
+            del self.constrained[request]
+            self.unmasked.pop(request, None)
+            self.unconstrained.append(request)
 
     def put_waiting(self, request: Request) -> None:
         """Queue a new or preempted request at its place by its order."""
@@ -177,10 +188,11 @@ class RequestQueues:
 
     def resume(self, request: Request) -> None:
         """Queue a request for its next tokens, unless it must wait for a retirement."""
-        computed = request.num_computed
+        computed, prompt = request.num_computed, len(request.prompt_ids)
         if request.state != "running" or request.fence is not None or request in self.prefilling:
             return
-        if computed < len(request.prompt_ids) or request.num_tokens + request.pending - computed > 1:
+        most = 1 + FORCED_MOST if request.constrained else 1
+        if computed < prompt or prompt + len(request.output_ids) + request.pending - computed > most:
             self.put_prefilling(request)
         elif request.may_sample(self.max_pending) and len(request.output_ids) + request.pending < request.max_tokens:
             self.put_ready(request)

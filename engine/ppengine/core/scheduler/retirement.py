@@ -19,6 +19,7 @@ class Retirement:
     """The outcome of one step."""
 
     number: int
+    """0: no step, but tokens that grammars force."""
     tokens: list[tuple[Request, int, float, list[tuple[int, float]]]] = field(default_factory=list)
     """(request, token, log-probability, best alternatives); none of ending requests."""
     began: list[Request] = field(default_factory=list)
@@ -81,15 +82,33 @@ class StepRetirer:
             raise KeyError(request_id)
         self._end(request, reason)
 
+    def take_forced(self, request: Request, tokens: Sequence[int], result: Retirement) -> None:
+        """Append outputs that the grammar of a request forces, up to one that ends it."""
+        if request.fence is not None and request.fence.final:
+            return
+        for token in tokens:
+            if request.finished:
+                return
+            request.output_ids.append(token)
+            result.tokens.append((request, token, 0.0, []))
+            self._look_for_end(request, token, result)
+
     def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
         token, outputs = answer.token, request.output_ids
         outputs.append(token)
-        request.mask = None
+        if request.constrained:
+            request.mask = None
+            self._queues.unmasked[request] = None
         result.tokens.append((request, token, answer.logprob, answer.top))
         count = len(outputs)
         if count == 1:
             request.first_token_time = self._fences.now()
             result.began.append(request)
+        self._look_for_end(request, token, result)
+
+    def _look_for_end(self, request: Request, token: int, result: Retirement) -> None:
+        """End a request whose newest token is a stop token, or its last one."""
+        count = len(request.output_ids)
         if token in request.stops and (request.constrained or count >= request.sampling.min_tokens):
             self._end(request, "stop")
         elif count >= request.max_tokens:

@@ -35,6 +35,8 @@ class StepRecord:
     """Slots that it releases."""
     masks: dict[bytes, list[int]] = field(default_factory=dict)
     """Slots of its rows that sample and are constrained, by mask."""
+    given: list[list[int]] = field(default_factory=list)
+    """Input tokens of its rows that the stages do not know, in row order."""
     prefill_tokens: int = 0
     """Number of tokens of its rows that are not decodes."""
 
@@ -96,6 +98,7 @@ class StepLog:
     def register(self, request: Request) -> None:
         """Give the request a slot and send its tokens and sampling parameters to the stages."""
         request.slot = self.take_slot()
+        request.registered = request.num_tokens
         sampling = request.sampling
         self._register.append(
             Register(
@@ -154,6 +157,7 @@ class StepLog:
             rows=rows,
             checks=checks,
             masks=[Mask(slots, bits) for bits, slots in self.draft.masks.items()],
+            given=self.draft.given,
         )
         self.unretired.append(self.draft)
         self.micro_batches += bool(rows)

@@ -1,0 +1,133 @@
+"""Tokens that a grammar forces: one answer gives what masks alone would give, one after another."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from grammar_world import EOS, MODEL, TOKENIZER
+from hypothesis import HealthCheck, given, settings
+from ppengine.grammar.matchers import GrammarError, Matchers
+from ppengine.protocol.grammar_messages import Question
+from ppengine.protocol.structured_outputs import Grammar
+
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+TEXT = st.text(alphabet='abe nd1_-"\\/{}:,é✓\n', min_size=1, max_size=30) | st.sampled_from(
+    ["Once upon a time", "the king said", "https://example.com/a?b=1", "2026-11-25T00:00:00Z", "a" * 90]
+)
+VALUES = st.one_of(
+    st.builds(lambda text: {"const": text}, TEXT),
+    st.builds(lambda texts: {"enum": texts}, st.lists(TEXT, min_size=1, max_size=4, unique=True)),
+    st.builds(lambda least, more: {"type": "integer", "minimum": least, "maximum": least + more},
+              st.integers(-200, 99_999), st.integers(0, 300)),
+    st.just({"type": "boolean"}), st.just({"type": "null"}), st.just({"type": "string", "maxLength": 5}),
+    st.just({"type": "string", "pattern": "^ab{2,5}(cd|ce)*end$"}),
+)  # fmt: skip
+SCHEMAS = st.recursive(
+    VALUES,
+    lambda inner: st.one_of(
+        st.builds(
+            lambda fields: {"type": "object", "properties": fields, "required": list(fields),
+                            "additionalProperties": False},
+            st.dictionaries(TEXT, inner, min_size=1, max_size=4),
+        ),
+        st.builds(lambda items, least: {"type": "array", "items": items, "minItems": least, "maxItems": least + 1},
+                  inner, st.integers(0, 3)),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+GRAMMARS = st.builds(
+    lambda schema, whitespace: Grammar("json", msgspec.json.encode(schema).decode(), whitespace),
+    SCHEMAS, st.sampled_from(["", None]),
+) | st.builds(
+    lambda texts: Grammar("lark", f"start: ({' | '.join(msgspec.json.encode(text).decode() for text in texts)})+"),
+    st.lists(TEXT, min_size=1, max_size=4),
+)  # fmt: skip
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def matchers() -> Matchers:
+    return Matchers(MODEL, 2048, [EOS])
+
+
+def compiled(matchers: Matchers, grammar: Grammar) -> bool:
+    """Compile a grammar; return whether it is one."""
+    try:
+        matchers.keep(grammar, matchers.compile(grammar))
+    except GrammarError:
+        return False
+    return True
+
+
+def allowed(mask: bytes) -> list[int]:
+    bits = int.from_bytes(mask, "little")
+    return [token for token in range(2048) if bits >> token & 1]
+
+
+class Output:
+    """One output in the process; `ask` sends its new tokens."""
+
+    def __init__(self, matchers: Matchers, grammar: Grammar) -> None:
+        self._matchers, self._grammar = matchers, grammar
+        self._number, self._known = next(_numbers), False
+
+    def ask(self, tokens: list[int], most: int) -> tuple[list[int], list[int]]:
+        """Return the forced tokens, and those allowed behind them."""
+        grammar, self._known = None if self._known else self._grammar, True
+        answers = self._matchers.answers([Question(5, self._number, grammar, tokens, [], most)])
+        (answer,) = answers.answers
+        assert not answer.error
+        return answer.forced, allowed(answers.masks[answer.mask])
+
+
+@SETTINGS
+@given(grammar=GRAMMARS, seed=st.integers(0, 2**32))
+def test_forced_tokens_are_the_only_ones_that_masks_allow(matchers: Matchers, grammar: Grammar, seed: int) -> None:
+    draw = random.Random(seed)
+    if not compiled(matchers, grammar):
+        return
+    jumping, stepping = Output(matchers, grammar), Output(matchers, grammar)
+    new: list[int] = []
+    masks = stepping.ask([], 0)[1]
+    for _ in range(40):
+        most = draw.choice([0, 1, 3, 64])
+        forced, last = jumping.ask(new, most)
+        assert len(forced) <= most
+        for token in forced:
+            assert masks == [token]
+            if token == EOS:
+                return
+            masks = stepping.ask([token], 0)[1]
+        assert last == masks
+        new = [draw.choice(masks)]
+        if new == [EOS]:
+            return
+        masks = stepping.ask(new, 0)[1]
+
+
+def test_most_of_a_form_is_forced_with_its_end(matchers: Matchers) -> None:
+    grammar = Grammar("regex", "The answer is (yes|no), and nothing else\\.")
+    assert compiled(matchers, grammar)
+    output = Output(matchers, grammar)
+    first, choice = output.ask([], 64)
+    text = TOKENIZER.decode(first)
+    assert "The answer is".startswith(text[:13]) and len(first) > 2 and len(choice) > 1
+    tokens = TOKENIZER.encode("The answer is yes, and nothing else.")
+    rest, _ = output.ask(tokens[len(first) : len(first) + 1], 64)
+    assert TOKENIZER.decode(first + tokens[len(first) : len(first) + 1] + rest[:-1]) == TOKENIZER.decode(tokens)
+    assert rest[-1] == EOS
+
+
+def test_a_limit_cuts_what_is_forced_and_held_tokens_are_not(matchers: Matchers) -> None:
+    grammar = Grammar("regex", "abcdefghijklmnopqrstuvwxyz0123456789")
+    assert compiled(matchers, grammar)
+    whole, _ = Output(matchers, grammar).ask([], 64)
+    assert whole[-1] == EOS
+    assert Output(matchers, grammar).ask([], 2) == (whole[:2], [whole[2]])
+    assert Output(matchers, grammar).ask([], len(whole) - 1) == (whole[:-1], [EOS])
+    answers = matchers.answers([Question(5, next(_numbers), grammar, whole[:-1], [EOS], 64)])
+    assert not answers.answers[0].forced and allowed(answers.masks[0]) == [EOS], "a held token is not forced"
