@@ -7,7 +7,7 @@ a grammar that does not end takes no masks from other requests.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -41,6 +41,8 @@ class _Output(NamedTuple):
 
     matcher: int
     grammar: Grammar
+    jumps: bool
+    """Whether tokens that the grammar forces need no logits of their own."""
 
 
 @dataclass(eq=False)
@@ -127,9 +129,12 @@ class Constraints:
         if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
             self._give(scheduler, request, first)
             return
-        ask = Ask(output.matcher, output.grammar, request.output_ids, held, partial(self._end, scheduler, request))
-        ask.forced_most = _forced_most(request)
-        self.masks.ask(ask)
+        outputs, most = len(request.output_ids), 0
+        # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
+        if output.jumps and outputs and outputs >= request.sampling.min_tokens:
+            most = min(FORCED_MOST, request.max_tokens - outputs)
+        end = partial(self._end, scheduler, request)
+        self.masks.ask(Ask(output.matcher, output.grammar, request.output_ids, held, end, most))
 
     def _end(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
         """Take the answer to the question of a request."""
@@ -153,7 +158,7 @@ class Constraints:
             grammar = _grammar(request.sampling)
             assert grammar is not None
             self._count += 1
-            output = self._outputs[request] = _Output(self._count, grammar)
+            output = self._outputs[request] = _Output(self._count, grammar, _jumps(request.sampling))
         return output
 
     @staticmethod
@@ -161,12 +166,12 @@ class Constraints:
         request.mask = mask
         scheduler.queues.resume(request)
 
-    def _held(self, request: Request) -> list[int]:
+    def _held(self, request: Request) -> Sequence[int]:
         """Return the stop tokens that must not be chosen as long as others may be."""
         sampling = request.sampling
         if len(request.output_ids) < sampling.min_tokens:
             return sorted(request.stops)
-        return sorted(self._eos) if sampling.ignore_eos else []
+        return sorted(self._eos) if sampling.ignore_eos else ()
 
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
@@ -182,17 +187,12 @@ class Constraints:
             end(masked)
 
 
-def _forced_most(request: Request) -> int:
-    """Return how many forced tokens may follow the output at once, without a forward for each.
+def _jumps(sampling: SamplingParams) -> bool:
+    """Return whether forced tokens may follow an output at once, without a forward for each.
 
-    None if each token's logits are wanted, or the stage that samples must know them. Nor before the first token, which
-    ends the prompt, nor where the tokens that are held, or a stop text, depend on each token.
+    Not if the logits of each token are wanted, if the stage that samples counts tokens, or if a text ends the output.
     """
-    sampling, outputs = request.sampling, len(request.output_ids)
-    alone = sampling.logprobs is not None or sampling.adjusts or sampling.stop
-    if alone or not outputs or outputs < sampling.min_tokens:
-        return 0
-    return min(FORCED_MOST, request.max_tokens - outputs)
+    return sampling.logprobs is None and not sampling.adjusts and not sampling.stop
 
 
 def _grammar(sampling: SamplingParams) -> Grammar | None:

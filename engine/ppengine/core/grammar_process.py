@@ -172,6 +172,7 @@ class GrammarProcess:
         if any(ask.suspect for ask in self._given.values()):
             return
         questions: list[Question] = []
+        now = self._clock()
         compiles = sum(ask.compiles for ask in self._given.values())
         left: deque[Ask] = deque()
         while self._waiting:
@@ -181,22 +182,22 @@ class GrammarProcess:
                 if self._given or questions:
                     left.append(ask)
                 else:
-                    questions.append(self._question(ask))
+                    questions.append(self._question(ask, now))
                 break
             ask.compiles = ask.matcher not in self._known and ask.grammar not in self._compiled
             if ask.compiles and compiles >= COMPILES_MOST:
                 left.append(ask)
             else:
                 compiles += ask.compiles
-                questions.append(self._question(ask))
+                questions.append(self._question(ask, now))
         left.extend(self._waiting)
         self._waiting = left
         if questions:
             self._send(self._name, encode(Questions(questions)))
 
-    def _question(self, ask: Ask) -> Question:
+    def _question(self, ask: Ask, now: float) -> Question:
         self._count += 1
-        ask.given_at = self._clock()
+        ask.given_at = now
         self._given[self._count] = ask
         known = self._known.get(ask.matcher)
         if ask.matcher:
@@ -220,7 +221,8 @@ class GrammarProcess:
             self._send(self._name, encode(Forget([ask.matcher])))
         elif answer.forced:
             self._known[ask.matcher] += len(answer.forced)
-        ask.end(Masked(mask, one_line(answer.error), forced=tuple(answer.forced)))
+        error = one_line(answer.error) if answer.error else ""
+        ask.end(Masked(mask, error, forced=tuple(answer.forced)))
 
     # --- the child ------------------------------------------------------------------------------------------
 
