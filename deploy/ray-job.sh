@@ -21,7 +21,7 @@ profile=${1:?$usage} address=${2:?$usage} name=${3:-ppconsole}
 : "${RAY_API_SERVER_ADDRESS:?set it to http://HEAD:8265, the dashboard of the head of the cluster}"
 if [ $# -gt 3 ]; then shift 3; else shift $#; fi
 
-# Ports: 7400 to 7402 for consoles, 7500 to 7503 for the other nodes.
+# Ports: 7400 to 7402 for consoles, 7500 to 7504 for the other nodes.
 [ "${CONSOLES:-}" = none ] || set -- --listen "tcp://$address:7400" "$@"
 
 # Without resources of its own, Ray runs the entry point on its head. The stages ask for theirs themselves.

@@ -32,8 +32,10 @@ pytestmark = [
     pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(400),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]  # fmt: skip
-STAGES, STEPS = 3, 200
+STAGES, STEPS, CHUNK = 3, 200, 256
 PROMPTS = reference.prompts(4, 100, low=20, high=40, seed=7)
+LONG = reference.prompts(4, 100, low=2 * CHUNK + 40, high=2 * CHUNK + 60, seed=5)
+LONG_STEPS = 12
 NAMED_S = 2.0
 """Allowed from the loss of a node until a verdict names stage and node, where the machine has a free core."""
 USUAL = {"delay_ms": 2.0, "loss_percent": 0.5}
@@ -55,12 +57,19 @@ class Nodes:
     engine: str
     folder: Path
     errors: Path
+    chunks: Path
+    """Folder of the backend, on disks that all hosts share."""
 
     def client(self, prompts: Path, steps: int, name: str = "nodes_client.py") -> subprocess.Popen[str]:
         """Start a console with requests."""
         words = [sys.executable, str(Path(__file__).with_name(name)), self.engine, str(prompts), str(steps)]
         return self.hosts[0].popen(
-            words, env=self.cluster.environment(), stdout=subprocess.PIPE, stderr=self.errors.open("w"), text=True
+            words,
+            env=self.cluster.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("w"),
+            text=True,
         )
 
     def read(self, client: subprocess.Popen[str]) -> dict[str, Any]:
@@ -78,10 +87,20 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(checkpoint_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    folder = make_checkpoint(checkpoint_root / "nodes", "qwen2", dtype="float64", layers=4)
+    folder = make_checkpoint(
+        checkpoint_root / "nodes", "qwen2", dtype="float64", layers=4, max_position_embeddings=1024
+    )  # fmt: skip
     files = tmp_path_factory.mktemp("nodes")
     parallel = {"executor": "ray", "placement": "SPREAD"}
-    profile = small(folder, stages=STAGES, parallel=parallel, scheduler={"schedule_ahead": True})
+    # Fetches are never declined in time: what they cost is not what these tests are about.
+    tiers = {
+        "host": True, "find_ms": 30_000, "fetch_ms": 60_000,
+        "backends": {"disk": {"kind": "files", "url": str(files / "kv"), "quota_gib": 1.0, "write": "always"}},
+    }  # fmt: skip
+    profile = small(
+        folder, stages=STAGES, parallel=parallel, scheduler={"schedule_ahead": True}, tiers=tiers,
+        memory={"swap_space_gib": 0.05}, model={"max_model_len": 1024},
+    )  # fmt: skip
     (files / "profile.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(profile)))
     with Hosts(STAGES) as hosts:
         for host in hosts:
@@ -100,7 +119,7 @@ def nodes(checkpoint_root: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
             wait_until(serving, "the engine serves", 200)
             started = json.loads((files / "serve.out").read_text().splitlines()[0])
-            yield Nodes(hosts, cluster, started["id"], folder, files / "client.err")
+            yield Nodes(hosts, cluster, started["id"], folder, files / "client.err", files / "kv")
             serve.send_signal(signal.SIGINT)
             assert serve.wait(30) == 0, said.read_text()
             ended = json.loads((files / "serve.out").read_text().splitlines()[-1])
@@ -159,6 +178,55 @@ def stage_on(host: Host) -> int:
     return found
 
 
+def process(host: Host, *words: bytes) -> int:
+    """Return the pid of the process on a host with these words in its command line, as the machine sees it."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in host.processes()}
+    (found,) = [pid for pid, line in lines.items() if set(words) <= set(line)]
+    return found
+
+
+def go(client: subprocess.Popen[str]) -> None:
+    assert client.stdin is not None
+    client.stdin.write("\n")
+    client.stdin.flush()
+
+
+def test_chunks_are_loaded_on_all_nodes_and_a_store_of_another_node_is_killed(nodes: Nodes, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(LONG))
+    expected = [reference.greedy(nodes.folder, prompt, LONG_STEPS) for prompt in LONG]
+    client = nodes.client(prompts, LONG_STEPS, "stores_client.py")
+    try:
+        first = nodes.read(client)
+        assert first["tokens"] == expected
+        names = [name for name, _ in first["places"]]
+        for stage, name in enumerate(names):
+            assert process(nodes.host(name), b"ppengine.store", b"store%d" % stage), "each beside its stage"
+        wait_until(lambda: len(list(nodes.chunks.glob("marker/*/*/*"))) == 2 * len(LONG), "all chunks are written")
+        os.kill(process(nodes.hosts[0], b"ppengine.core"), signal.SIGKILL)
+        go(client)
+        second = nodes.read(client)
+        assert second["tokens"] == expected[:2]
+        assert second["loaded"] == [{"disk": 2 * CHUNK}] * 2
+        os.kill(process(nodes.hosts[0], b"ppengine.core"), signal.SIGKILL)
+        go(client)
+        assert nodes.read(client)["ready"]
+        stage, name = next((k, name) for k, name in enumerate(names) if name != nodes.hosts[0].name)
+        store = process(nodes.host(name), b"ppengine.store", b"store%d" % stage)
+        os.kill(store, signal.SIGSTOP)
+        go(client)
+        assert nodes.read(client)["waits"]
+        os.kill(store, signal.SIGKILL)
+        last = nodes.read(client)
+        assert client.wait(30) == 0, nodes.errors.read_text()[-3000:]
+    finally:
+        client.kill()
+    assert last["tokens"] == expected[2:]
+    assert [place for kind, place, _ in last["events"] if kind == "store.lost"] == [stage]
+    ends = [text for kind, _, text in last["events"] if kind == f"store{stage}.ended"]
+    assert len(ends) == 1 and "killed by SIGKILL" in ends[0]
+
+
 def test_a_stage_that_is_stopped_on_another_node_loses_no_step(nodes: Nodes, prompts: Path) -> None:
     """It is stopped before the first step is sent, for longer than heartbeats would wait."""
     pid = stage_on(nodes.hosts[1])
@@ -214,6 +282,8 @@ def test_a_node_is_lost_under_load(nodes: Nodes, prompts: Path) -> None:
     assert root["stage"] == stage
     assert text.startswith(f"stage {stage} is lost with its node: node {name} (10.77.0.")
     assert {one["stage"] for one in last["roots"].values() if one["wall"] > root["wall"]} <= {stage}, last["roots"]
+    ends = [text for kind, text, _ in last["events"] if kind == f"store{stage}.ended"]
+    assert len(ends) == 1 and f"node {name} (10.77.0." in ends[0], "its store has gone with it"
     print(f"named after {root['wall'] - lost_at:.2f} s")
 
 

@@ -27,6 +27,7 @@ from ppengine.stage.wire import SupersededError, Wire
 from ppengine.supervisor import boot
 
 Socket = zmq.Socket[bytes]
+PORTS = {"steps": 7000, "collect": 7001, "agent": 7002, "faults": 7003, "stores": 7004}
 
 
 class Sockets:
@@ -135,7 +136,7 @@ def config(run_dir: str, node: str = "") -> EngineConfig:
     return EngineConfig(
         id="abcdef", name="x", epoch="e", profile=Profile(name="x", model=ModelConfig(path="/m")), model_path="/m",
         model_type="llama", layers=[(0, 1)], max_model_len=8, run_dir=run_dir, ring_dir="/rings", started_wall=0.0,
-        cluster=Cluster("10.0.0.1", {"steps": 7000, "collect": 7001, "agent": 7002, "faults": 7003}), node=node,
+        cluster=Cluster("10.0.0.1", PORTS), node=node,
     )  # fmt: skip
 
 
@@ -176,10 +177,10 @@ def test_ports_follow_the_address_of_the_profile_or_are_free_ones(monkeypatch: p
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     parallel = ParallelConfig(executor="ray", listen="tcp://10.0.0.1:7000")
     fixed = boot.reach_of(Profile(name="x", model=ModelConfig(path="/m"), parallel=parallel))
-    assert fixed == Cluster("10.0.0.1", {"steps": 7000, "collect": 7001, "agent": 7002, "faults": 7003})
+    assert fixed == Cluster("10.0.0.1", PORTS)
     monkeypatch.setattr(cluster, "_ANYWHERE", ("127.0.0.1", 9))  # A machine of tests may have no other address.
     free = boot.reach_of(Profile(name="x", model=ModelConfig(path="/m"), parallel=ParallelConfig(executor="ray")))
-    assert free is not None and free.address == "127.0.0.1" and len(set(free.ports.values())) == 4
+    assert free is not None and free.address == "127.0.0.1" and len(set(free.ports.values())) == 5
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]", "[fd00::1]"])

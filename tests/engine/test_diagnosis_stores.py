@@ -19,7 +19,7 @@ from ppengine.gateway.collector import Collector
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.fault_record import FaultRecorder
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import NODE_LOST, ProcessInfo
 from ppengine.protocol.snapshot import Event, Verdict
 from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
 
@@ -52,6 +52,10 @@ def test_a_store_that_is_restarted_within_a_second_is_no_fault_and_then_it_is_na
     found = one(replace(gone, gone_for_s=STORE_GONE_S, exit_detail="killed by SIGKILL"))
     assert found.summary == "the store of stage 1 rank 2 was killed by SIGKILL"
     assert found.since_s == STORE_GONE_S and found.suggest.startswith("ppconsole logs")
+
+
+def test_a_store_that_goes_with_its_node_is_no_fault_of_its_own() -> None:
+    assert verdicts(replace(WORKS, stage=1, gone_for_s=60.0, exit_code=NODE_LOST)) == []
 
 
 def test_one_that_hangs_is_named_by_what_it_owes() -> None:

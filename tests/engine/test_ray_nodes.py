@@ -21,12 +21,14 @@ from ppengine.common.cluster import NodeKeys
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.curve import make_keypair
 from ppengine.common.profile_sections import ModelConfig
+from ppengine.common.tier_config import BackendConfig, TierConfig
 from ppengine.diagnosis import diagnose
 from ppengine.protocol.discovery import process_start
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import NODE_LOST
+from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo
 from ppengine.supervisor import claims
 from ppengine.supervisor.launch import ray_node, ray_nodes
+from ppengine.supervisor.launch.ray_launcher import RayExecutor
 from ppengine.supervisor.launch.ray_node import NodeActor
 from ppengine.supervisor.launch.ray_nodes import Node, Nodes, reachable
 
@@ -41,7 +43,7 @@ actor.start(sys.argv[1].encode(), sys.argv[2].encode(), {})
 print(actor._config.run_dir, flush=True)
 sys.stdin.readline()
 for _ in range(4):
-    actor.look([])
+    actor.look([], [])
 print("looked", flush=True)
 time.sleep(60)
 """
@@ -104,16 +106,16 @@ def test_a_look_brings_ends_and_lines(runtime: Path, monkeypatch: pytest.MonkeyP
     assert folder.stat().st_mode & 0o777 == rings.stat().st_mode & 0o777 == 0o700
     with sleeper() as stage:
         known = [(stage.pid, process_start(stage.pid) or 0)]
-        assert actor.look(known) == ([], {})
+        assert actor.look(known, []) == ([], {}, [])
         (folder / "stage0.log").write_text("one\n")
-        assert actor.look(known) == ([], {"stage0.log": b"one\n"})
+        assert actor.look(known, []) == ([], {"stage0.log": b"one\n"}, [])
         with (folder / "stage0.log").open("a") as log:
             log.write("two\n")
-        assert actor.look(known) == ([], {"stage0.log": b"two\n"})
+        assert actor.look(known, []) == ([], {"stage0.log": b"two\n"}, [])
         actor.kill(stage.pid, 1)
         assert stage.poll() is None, "another process has that pid now"
         actor.kill(*known[0])
-        wait_until(lambda: actor.look(known) == ([stage.pid], {}), "the stage is gone")
+        wait_until(lambda: actor.look(known, []) == ([stage.pid], {}, []), "the stage is gone")
     actor.stop()
     assert not folder.exists() and not rings.exists()
 
@@ -154,12 +156,15 @@ class Calls:
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
         self.hired: list[dict[str, int]] = []
         self.looks: list[object] = []
+        self.stores: list[str] = []
+        """Roles that the newest look has named."""
         self.answers: dict[object, Any] = {}
         self.leaves: list[object] = []
         leave = SimpleNamespace(remote=lambda: self.leaves.append(call := object()) or call)
         self.actor = SimpleNamespace(look=SimpleNamespace(remote=self._look), leave=leave)
 
-    def _look(self, stages: list[tuple[int, int]]) -> object:
+    def _look(self, stages: list[tuple[int, int]], stores: list[str]) -> object:
+        self.stores = stores
         self.looks.append(call := object())
         return call
 
@@ -235,7 +240,7 @@ def test_a_lost_node_is_over_when_its_lease_is_and_ray_knows(
     calls.alive = ["n1"]
     node.call = object()
     assert not nodes.is_over(node), "Ray would place the stage there again, beside the old actor"
-    calls.answers[node.call] = ([], {})
+    calls.answers[node.call] = ([], {}, [])
     assert not nodes.is_over(node), "a late look: the actor lives, and is to clear the node"
     assert calls.leaves == [node.call]
     assert not nodes.is_over(node), "it has not done so yet"
@@ -249,13 +254,94 @@ def test_lines_of_a_node_join_the_logs_of_the_engine(calls: Calls, tmp_path: Pat
     nodes, node = watched(calls, tmp_path, 1)
     nodes.turn([], lambda _: [])
     (call,) = calls.looks
-    lines = {"stage1.log": b"loaded\n", "agent.log": b"started\n", "../escape.log": b"no", "engine.json": b"no"}
-    calls.answers[call] = ([7], lines)
+    lines = {
+        "stage1.log": b"loaded\n", "store1.log": b"open\n", "agent.log": b"started\n", "../escape.log": b"no",
+        "engine.json": b"no",
+    }  # fmt: skip
+    calls.answers[call] = ([7], lines, [])
     nodes.turn([call], lambda _: [])
     assert (tmp_path / "stage1.log").read_text() == "loaded\n"
     assert (tmp_path / "agent-b.log").read_text() == "started\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-b.log", "stage1.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-b.log", "stage1.log", "store1.log"]
     assert node.gone == {7} and len(calls.looks) == 2, "it is asked again at once"
+
+
+@pytest.fixture
+def stored(calls: Calls, tmp_path: Path) -> tuple[Nodes, Node]:
+    """A node whose engine has a backend, with the store of its one place."""
+    nodes, node = watched(calls, tmp_path, free_port())
+    tiers = TierConfig(host=True, backends={"m": BackendConfig(kind="memory")})
+    profile = msgspec.structs.replace(nodes._config.profile, tiers=tiers)
+    nodes._config = msgspec.structs.replace(nodes._config, profile=profile)
+    nodes.place_store("store0", node)
+    return nodes, node
+
+
+def say(nodes: Nodes, node: Node, calls: Calls, *news: object) -> list[tuple[Node, Any]]:
+    """Answer the open look with news of stores; return what the driver hears."""
+    nodes.turn([], lambda _: [])
+    calls.answers[node.call] = ([], {}, list(news))
+    nodes.turn([node.call], lambda _: [])
+    return nodes.take_news()
+
+
+def test_starts_and_ends_of_stores_come_in_order_and_once(calls: Calls, stored: tuple[Nodes, Node]) -> None:
+    nodes, node = stored
+    first, end, second = ("store0", 7, None, ""), ("store0", 7, -9, "killed by SIGKILL"), ("store0", 8, None, "")
+    assert say(nodes, node, calls, first, end, second) == [(node, first), (node, end), (node, second)]
+    assert calls.stores == ["store0"]
+    assert node.stores == {"store0": 8} and nodes.take_news() == []
+    assert say(nodes, node, calls, ("store9", 1, None, ""), ("core", 1, 0, "")) == [], "this engine has none of them"
+
+
+def test_the_stores_of_a_lost_node_end_with_it(calls: Calls, stored: tuple[Nodes, Node]) -> None:
+    nodes, node = stored
+    say(nodes, node, calls, ("store0", 7, None, ""))
+    calls.answers[node.call] = RuntimeError("the actor is unavailable")
+    assert nodes.turn([node.call], lambda _: []) == [node]
+    text = f"node b (127.0.0.1) has no process of Ray at port {node.port}"
+    assert nodes.take_news() == [(node, ("store0", 7, NODE_LOST, text))]
+    nodes.turn([], lambda _: [])
+    assert nodes.take_news() == []
+
+
+def test_the_stores_of_an_actor_have_ended_when_another_one_has_started(
+    calls: Calls, stored: tuple[Nodes, Node]
+) -> None:
+    nodes, node = stored
+    say(nodes, node, calls, ("store0", 7, None, ""))
+    node.started, node.call = False, (start := object())
+    assert nodes.take_news() == [], "the next actor may still have to kill it"
+    calls.answers[start] = None
+    nodes.turn([start], lambda _: [])
+    end = ("store0", 7, UNKNOWN_STATUS, "the engine's actor on its node has ended")
+    assert nodes.take_news() == [(node, end)]
+
+
+def test_a_store_goes_with_its_stage_to_another_node(calls: Calls, stored: tuple[Nodes, Node]) -> None:
+    nodes, node = stored
+    other = nodes._known["n2"] = Node("n2", "c", "127.0.0.2", 1, here=False)
+    nodes.place_store("store0", other)
+    assert (node.roles, other.roles) == (set(), {"store0"})
+    nodes.place_store("store0", Node("n0", "a", "127.0.0.1", 1, here=True))
+    assert (node.roles, other.roles) == (set(), set()), "the supervisor starts that one"
+
+
+def test_the_supervisor_sees_each_end_of_a_store_though_another_one_has_started() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    executor = RayExecutor()
+    driver = ProcessInfo(role="ray", stage=None, rank=None, pid=1)
+    executor._words, executor._driver = ours, SimpleNamespace(info=lambda role: driver)  # type: ignore[assignment]
+    with ours, theirs:
+        said = [
+            ProcessInfo(role=role, stage=None, rank=None, pid=pid, exit_code=code, node="b")
+            for role, pid, code in (("store0", 7, None), ("store0", 7, -9), ("store1", 8, None), ("store0", 9, None))
+        ]
+        for info in said:
+            theirs.send(msgspec.json.encode(info))
+        seen = [executor.poll()[1:] for _ in range(4)]
+    assert seen == [[said[0], said[2]], [said[1], said[2]], [said[3], said[2]], [said[3], said[2]]]
 
 
 def test_an_actor_that_ended_on_a_node_without_ray_means_a_lost_node(calls: Calls, tmp_path: Path) -> None:
@@ -280,7 +366,7 @@ def test_a_node_that_ends_each_actor_is_given_up_and_each_one_knows_the_lines_th
 
         monkeypatch.setattr(nodes, "_hire", hire)
         nodes.turn([], lambda _: [])
-        calls.answers[calls.looks[-1]] = ([], {"stage1.log": b"one\n"})
+        calls.answers[calls.looks[-1]] = ([], {"stage1.log": b"one\n"}, [])
         nodes.turn(calls.looks, lambda _: [])
         lost: list[Node] = []
         deadline = time.monotonic() + 10

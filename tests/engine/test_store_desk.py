@@ -3,6 +3,7 @@
 import pytest
 from ppengine.protocol.offline import AddMany
 from ppengine.protocol.place import Place
+from ppengine.protocol.reports import NODE_LOST, ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.store_messages import Fetch, Find, Mark, Put, Stored, StoreReady, Weights
 from ppengine.protocol.verbs import Abort, Submit
@@ -505,6 +506,36 @@ def test_a_core_that_follows_goes_on_with_backends_and_waits_for_the_stores():
     after.run()
     assert not after.cache.moving
     assert after.engine.tiers.ready
+
+
+def test_a_core_that_follows_waits_for_stores_of_other_nodes_whatever_is_said_of_those_before_them():
+    world, _ = fetching()
+    world.engine.commit()
+    after = TierWorld(disk=world.disk, before=world, stores=False, serve=False)
+    after.drained(0, 1)
+    after.ready()
+    after.run()
+    places = after.engine.stages.places
+    ends = [ProcessInfo(role=place.store_role, stage=None, rank=None, pid=9, exit_code=-9) for place in places]
+    for end in ends:
+        end.node = "b"
+    after.engine.on_processes(ProcessReport(mono_ns=0, processes=ends))
+    after.run()
+    assert after.cache.moving == 640, "each may have a successor that writes for the core before this one"
+    for end in ends:
+        end.exit_code = NODE_LOST
+    after.engine.on_processes(ProcessReport(mono_ns=0, processes=ends))
+    after.run()
+    assert not after.cache.moving
+
+
+def test_a_pid_of_another_node_is_another_store():
+    world, jobs = fetching()
+    store, number = jobs[A]
+    end = ProcessInfo(role=store.place.store_role, stage=None, rank=None, pid=store.pid, exit_code=-9, node="b")
+    world.engine.on_processes(ProcessReport(mono_ns=0, processes=[end]))
+    assert world.engine.tiers.links.records[A].pid == store.pid
+    assert len(world.engine.tiers.jobs) and number in store.jobs
 
 
 def test_a_chunk_that_is_there_is_not_written_again():

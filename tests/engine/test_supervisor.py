@@ -86,6 +86,19 @@ def test_an_engine_that_does_not_serve_in_time_is_ended(start: Start) -> None:
     assert engine.leftovers() == []
 
 
+def test_a_store_runs_beside_its_stage_and_those_of_other_nodes_are_left_to_them(start: Start, reports: Path) -> None:
+    engine = start(STANDIN_STORES="1", STANDIN_NODES="1")
+    ended = "store1|None|1|-9|killed by SIGKILL"
+    wait_until(lambda: ended in reports.read_text(), "the end of the store on the other node is reported")
+    assert "store1 ended: killed by SIGKILL; it is restarted" in engine.errors.read_text()
+    log = engine.run_dir / "store0.log"
+    wait_until(lambda: log.exists() and "started as store0" in log.read_text(), "the store of this host runs")
+    old = engine.find_processes(6)["store0"]
+    os.kill(old, signal.SIGKILL)
+    wait_until(lambda: engine.find_processes(6)["store0"] != old, "another store")
+    assert not (engine.run_dir / "store1.log").exists(), "its own node restarts it"
+
+
 def test_stores_are_restarted_and_leave_in_order(start: Start, reports: Path) -> None:
     engine = start(STANDIN_STORES="1")
     pids = engine.find_processes(7)

@@ -62,12 +62,13 @@ def test_each_place_has_a_store_if_there_are_backends() -> None:
     assert roles == ["store0", "store0.1", "store1", "store1.1"]
 
 
-def test_backends_of_stages_on_other_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_of_other_nodes_have_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     tiers = TierConfig(host=True, backends={"disk": BackendConfig(kind="files", url="/data/kv")})
     parallel = ParallelConfig(pipeline=2, executor="ray", listen="tcp://10.0.0.1:7000")
-    with pytest.raises(ConfigError, match=r"tiers.backends has disk, and .* set parallel.placement=STRICT_PACK"):
-        engine_config(profile(parallel=parallel, tiers=tiers), None)
+    config = engine_config(profile(parallel=parallel, tiers=tiers), None)
+    assert config.store_roles == ["store0", "store1"]
+    assert msgspec.structs.replace(config, node="b").endpoint("stores") == "tcp://10.0.0.1:7004"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "\x1b[31m", "-x", "n" * 65])

@@ -21,7 +21,7 @@ from ppengine.common.sockets import bind_tcp
 from ppengine.protocol.json_files import decode_json
 from ppengine.protocol.keys import KeyFileError, Keypair, read_keypair, read_private, write_keypair, write_private
 
-NAMES = ("steps", "collect", "agent", "faults")
+NAMES = ("steps", "collect", "agent", "faults", "stores")
 """Sockets that other nodes reach, in the order of their ports."""
 SERVER_KEY, NODE_KEY = "cluster.key", "node.key"
 """Files in the run folder: the keypair of these sockets, on the engine's host alone, and `NodeKeys`."""

@@ -62,7 +62,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     None: STRICT_SPREAD in the cluster at RAY_ADDRESS, STRICT_PACK without one."""
     listen: str | None = None
-    """`tcp://ADDRESS:PORT` of this host for its stages on other nodes, the first of four ports.
+    """`tcp://ADDRESS:PORT` of this host for its stages on other nodes, the first of five ports.
 
     None: the address on the way to RAY_ADDRESS, and free ports."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -100,6 +100,8 @@ class Loop:
             accepts = {NODES: node_accepts(Path(config.run_dir))}
             self._zap = ZapHandler(context, accepts, RefusalLog(log))
             config.listen_for_nodes(self._steps, "steps")
+            if config.store_roles:
+                config.listen_for_nodes(self._children.routers["stores"], "stores")
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic

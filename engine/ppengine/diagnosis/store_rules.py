@@ -24,6 +24,7 @@ from ppengine.diagnosis.budgets import (
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.phrases import exit_words, seconds
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
+from ppengine.protocol.reports import NODE_LOST
 from ppengine.protocol.snapshot import Verdict
 
 _GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
@@ -70,8 +71,11 @@ def stores(case: Case) -> list[Verdict]:
 
 
 def _dead(store: StoreEvidence) -> _Trouble | None:
-    """Return the fault of a store that is not back a second after its end."""
-    if store.gone_for_s is None or store.gone_for_s < STORE_GONE_S:
+    """Return the fault of a store that is not back a second after its end, except with its node.
+
+    The verdict on its stage names the node, and the store comes back with the stage.
+    """
+    if store.gone_for_s is None or store.gone_for_s < STORE_GONE_S or store.exit_code == NODE_LOST:
         return None
     lines = [f"pid {store.pid}: {exit_words(store.exit_code)}, and no other has begun"]
     lines += [f"last words: {store.exit_detail}"] if store.exit_detail else []

@@ -137,6 +137,8 @@ class StoreReady(msgspec.Struct, tag="store-ready", array_like=True):
     stage: int
     rank: int
     pid: int
+    node: str = ""
+    """Name of its node, whose pid that is; empty: the engine's own host."""
 
 
 class Weights(msgspec.Struct, tag="weights", array_like=True):

@@ -72,7 +72,7 @@ class Process:
     """The loop. Threads of backends hand functions over to it, and wake it by a pipe."""
 
     def __init__(self, config: EngineConfig, place: Place) -> None:
-        self._endpoint, self._place = config.endpoint("stores"), place
+        self._config, self._place = config, place
         self._codec = Codec(ToStore)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -180,8 +180,8 @@ class Process:
         for source in (self._socket, self._monitor, self._wake_read):
             self._poller.register(source, zmq.POLLIN)
         self._lost = self._connected = False
-        self._socket.connect(self._endpoint)
-        self._send(StoreReady(*self._place, os.getpid()))
+        self._config.connect(self._socket, "stores")
+        self._send(StoreReady(*self._place, os.getpid(), self._config.node))
         if self._weights is not None:
             self._send(self._weights)
 

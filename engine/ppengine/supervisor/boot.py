@@ -80,10 +80,6 @@ def engine_config(
     if profile.model.max_model_len is None and spec.length_note:
         tell(f"note: {spec.length_note}")
     engine_id, reach = new_id(), reach_of(profile)
-    if reach is not None and profile.tiers.backends:
-        # A store maps the memory of its stage, and is started by the supervisor.
-        text = "stages may be on other nodes; they must be on this host: set parallel.placement=STRICT_PACK"
-        raise ConfigError(f"tiers.backends has {', '.join(profile.tiers.backends)}, and {text}")
     return EngineConfig(
         id=engine_id,
         name=name,

@@ -129,14 +129,23 @@ def make_node(config: EngineConfig) -> None:
 
 def note_stage(run_dir: Path, place: Place) -> None:
     """Note this process as that of a place on the node. Raises OSError."""
-    pid, start = identity(os.getpid())
-    kept_files.write_file((run_dir / place.log_name).with_suffix(".pid"), f"{pid} {start}\n".encode())
+    note(run_dir, place.log_name.removesuffix(".log"), os.getpid())
+
+
+def note(run_dir: Path, name: str, pid: int) -> None:
+    """Note a process on the node under `name`. Raises OSError."""
+    kept_files.write_file(run_dir / f"{name}.pid", "{} {}\n".format(*identity(pid)).encode())
 
 
 def stages_in(run_dir: Path) -> list[int]:
     """Return the pids of the stages of a node that run."""
+    return noted_in(run_dir, "stage")
+
+
+def noted_in(run_dir: Path, kind: str) -> list[int]:
+    """Return the pids of noted processes that run, whose names begin with `kind`."""
     found = []
-    for path in run_dir.glob("stage*.pid"):
+    for path in run_dir.glob(f"{kind}*.pid"):
         with contextlib.suppress(OSError, ValueError):
             pid, start = map(int, path.read_text().split())
             if discovery.process_start(pid) == start:

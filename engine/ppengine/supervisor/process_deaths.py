@@ -7,6 +7,8 @@ WITHIN_S = 600.0
 """Seconds within which `MOST` ends stop the engine: a restart does not remove their reason."""
 BACKOFF_S = 0.25
 """Seconds until the restart after the second end; each further one doubles them."""
+HELPER_AGAIN_S = 30.0
+"""Seconds until an HTTP process or a store is restarted that keeps ending."""
 
 
 class ProcessDeaths:

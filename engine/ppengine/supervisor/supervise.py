@@ -24,7 +24,7 @@ from ppengine.supervisor.http_port import takes_connections
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link
 from ppengine.supervisor.presence import Presence
-from ppengine.supervisor.process_deaths import ProcessDeaths
+from ppengine.supervisor.process_deaths import HELPER_AGAIN_S, ProcessDeaths
 from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
 
@@ -40,8 +40,6 @@ VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
 AGAIN_S = 1.0
 """Seconds until a process is tried again for which there was no descriptor, folder or process."""
-HELPER_AGAIN_S = 30.0
-"""Seconds until an HTTP process or a store is restarted that keeps ending."""
 MOST_AGENTS = 5
 """Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
@@ -138,7 +136,9 @@ class Supervisor:
             claim(self._config)
         self._presence.keep_record()
         self._link = Link(self._config)
-        for role in ("gateway", "core", "agent", *self._helpers):
+        # Where stages may be on other nodes, each store waits for its stage.
+        late = () if self._config.cluster is None else self._config.store_roles
+        for role in ("gateway", "core", "agent", *(role for role in self._helpers if role not in late)):
             self._spawn(role)
         if self._follows is None:
             self._executor.start(self._config)
@@ -172,6 +172,7 @@ class Supervisor:
             self._start_anew(self._link, order)
         for info in self._observe():
             self._judge(info)
+        self._follow_stages()
         self._restart(self._link)
         if self._end is not None:
             return
@@ -260,7 +261,7 @@ class Supervisor:
         elif info.role in (*VITAL, "gateway") or (self._boots and info.exit_code != 0 and self._boots_with(info.role)):
             self._end = End(code, text, log)
         elif info.role in self._helpers:
-            self._restart_helper(info.role, text)
+            self._restart_helper(info.role, text, info.node)
         else:
             again = info.role == "agent" and self._agents < MOST_AGENTS
             tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
@@ -273,11 +274,23 @@ class Supervisor:
         """Return whether an engine that loads ends with a process of this role."""
         return role == "stage" or role in self._config.http_roles
 
-    def _restart_helper(self, role: str, text: str) -> None:
-        """Plan the restart of an HTTP process or a store. Its requests or jobs end with it; the engine goes on."""
-        now = time.monotonic()
-        delay = self._deaths.setdefault(role, ProcessDeaths()).note(now)
-        self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
+    def _follow_stages(self) -> None:
+        """Plan the start of stores whose stages have been placed on this host."""
+        for info in self._known:
+            if info.role == "stage" and info.pid and not info.node and info.exit_code is None:
+                role = Place(info.stage or 0, info.rank or 0).store_role
+                if role in self._helpers and role not in self._children:
+                    self._due.setdefault(role, 0.0)
+
+    def _restart_helper(self, role: str, text: str, node: str) -> None:
+        """Plan the restart of an HTTP process or a store, or leave it to its node.
+
+        Its requests or jobs end with it; the engine goes on.
+        """
+        if not node:
+            now = time.monotonic()
+            delay = self._deaths.setdefault(role, ProcessDeaths()).note(now)
+            self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
         tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
 
     def _can_restart(self, info: ProcessInfo) -> bool:

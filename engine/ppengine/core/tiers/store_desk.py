@@ -29,7 +29,7 @@ from ppengine.core.tiers.prefix_fetcher import PrefixFetcher
 from ppengine.core.tiers.prefix_finder import PrefixFinder
 from ppengine.core.tiers.store_links import StoreLinks
 from ppengine.core.tiers.store_records import StoreRecord
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import NODE_LOST, ProcessInfo
 from ppengine.protocol.store_messages import Cancel, Done, Fetched, Found, Stored, StoreFigures, StoreReady, Weights
 
 UNSOUGHT_MOST = 1024
@@ -78,7 +78,7 @@ class StoreDesk:
         match message:
             case StoreReady():
                 self._lose(record, f"{record.name} was restarted")
-                record.restart(message.pid, self._clock())
+                record.restart(message.pid, message.node, self._clock())
                 self.finder.wake()
             case StoreFigures():
                 self.links.take_figures(record, message)
@@ -107,8 +107,10 @@ class StoreDesk:
         if record is None or info.exit_code is None:
             return
         if record.pid is None:
-            self.links.inherited.done(record.place)
-        elif record.pid == info.pid:
+            # One of another node is reported later than it starts: this may be the end of the one before it.
+            if not info.node or info.exit_code == NODE_LOST:
+                self.links.inherited.done(record.place)
+        elif (record.pid, record.node) == (info.pid, info.node):
             why = f"{record.name} (pid {info.pid}) has ended, {info.detail or f'exit code {info.exit_code}'}"
             self._lose(record, why)
             if not info.replaced:

@@ -21,6 +21,8 @@ class StoreRecord:
     """Name for operators: `the store of stage 1`."""
     pid: int | None = None
     """None: it has not come, or its pid is not known."""
+    node: str = ""
+    """Name of its node, whose pid that is; empty: the engine's own host."""
     seen: float | None = None
     """Time of its newest message; None: it has not come."""
     pool: int = 0
@@ -33,10 +35,10 @@ class StoreRecord:
     totals: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters of its processes before this one, by backend."""
 
-    def restart(self, pid: int, now: float) -> None:
+    def restart(self, pid: int, node: str, now: float) -> None:
         """Note that its process is new: it has nothing."""
         self.lose()
-        self.pid, self.seen = pid, now
+        self.pid, self.node, self.seen = pid, node, now
 
     def lose(self) -> None:
         """Note that its process is dead; its counters stay."""

@@ -166,6 +166,10 @@ class Driver:
             time.sleep(WATCH_S)
         for node in self._nodes.turn(answered, self._stages_of):
             self._lose(node)
+        for node, (role, pid, code, detail) in self._nodes.take_news():
+            self._send(ProcessInfo(
+                role=role, stage=None, rank=None, pid=pid, exit_code=code, detail=detail, node=node.name,
+            ))  # fmt: skip
         now = time.monotonic()
         for hand in self._hands.values():
             if hand.waits_for_node:
@@ -181,9 +185,7 @@ class Driver:
         silent = "" if self._head is None else self._head.silent
         if silent != self._head_words:
             self._head_words = silent
-            info = ProcessInfo(role="ray", stage=None, rank=None, pid=os.getpid(), detail=silent)
-            with contextlib.suppress(OSError):
-                self._words.send(msgspec.json.encode(info))
+            self._send(ProcessInfo(role="ray", stage=None, rank=None, pid=os.getpid(), detail=silent))
 
     def _stages_of(self, node: Node) -> list[tuple[int, int]]:
         hands = (hand for hand in self._hands.values() if hand.node is node and hand.lives)
@@ -253,6 +255,8 @@ class Driver:
         if hand.node is None or not (hand.node.here or hand.node.started):
             return
         hand.waits_for_node = False
+        if self._config.store_roles:
+            self._nodes.place_store(hand.place.store_role, hand.node)
         hand.waited_for = hand.actor.run.remote(self._nodes.config_of(hand.node), *hand.place, hand.generation)
         self._say(hand)
 
@@ -270,7 +274,7 @@ class Driver:
 
     def _report_lost(self, hand: Hand, node: Node) -> None:
         hand.waited_for, hand.ends_at, hand.waits_for_node = None, None, False
-        self._say(hand, NODE_LOST, f"node {node.name} ({node.address}) {node.lost}")
+        self._say(hand, NODE_LOST, node.loss)
 
     def _cause(self, hand: Hand) -> tuple[int, str]:
         """Return exit code and detail of a stage that ended. Ray keeps no wait status of a death."""
@@ -288,6 +292,9 @@ class Driver:
             role="stage", stage=hand.place.stage, rank=hand.place.rank, pid=hand.pid, exit_code=code, detail=detail,
             generation=hand.generation, node="" if hand.node is None or hand.node.here else hand.node.name,
         )  # fmt: skip
+        self._send(info)
+
+    def _send(self, info: ProcessInfo) -> None:
         with contextlib.suppress(OSError):  # The supervisor is gone: our lifeline ends us.
             self._words.send(msgspec.json.encode(info))
 

@@ -35,6 +35,10 @@ class RayExecutor:
         self._driver: Child | None = None
         self._words: socket.socket | None = None
         self._stages: dict[Place, ProcessInfo] = {}
+        self._stores: dict[str, ProcessInfo] = {}
+        """Stores on other nodes, by role."""
+        self._news: list[ProcessInfo] = []
+        """Starts and ends of them that `poll` has not returned yet."""
         self._silent_head = ""
         """Words of the driver about Ray's head; empty: it answers."""
         self._wanted: dict[Place, int] = {}
@@ -66,7 +70,20 @@ class RayExecutor:
             for info in self._stages.values():
                 if info.exit_code is None:
                     info.exit_code, info.detail = 1, "its Ray driver ended"
-        return [driver, *(msgspec.structs.replace(info) for _, info in sorted(self._stages.items()))]
+        self._take_news()
+        stages = [msgspec.structs.replace(info) for _, info in sorted(self._stages.items())]
+        return [driver, *stages, *(info for _, info in sorted(self._stores.items()))]
+
+    def _take_news(self) -> None:
+        """Take the oldest news of each store: of an end and the next start, the end must be seen."""
+        later, taken = list[ProcessInfo](), set[str]()
+        for info in self._news:
+            if info.role in taken:
+                later.append(info)
+            else:
+                taken.add(info.role)
+                self._stores[info.role] = info
+        self._news = later
 
     def restart(self, place: Place, generation: int) -> None:
         """Have the driver kill the place's actor if there is one, and make another in its place."""
@@ -106,8 +123,11 @@ class RayExecutor:
             if not word:
                 return
             info = msgspec.json.decode(word, type=ProcessInfo)
-            if info.stage is None:
+            if info.role == "ray":
                 self._silent_head = info.detail
+                continue
+            if info.stage is None:
+                self._news.append(info)
                 continue
             place = Place(info.stage, info.rank or 0)
             if info.generation >= self._wanted.get(place, 0):

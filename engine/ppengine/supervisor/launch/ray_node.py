@@ -1,4 +1,4 @@
-"""The actor on every other node of an engine: its folder, its agent, and the news of its stages.
+"""The actor on every other node of an engine: its folder, its agent, its stores, and the news of its stages.
 
 It runs one method at a time, in its main thread. `look` takes a quarter of a second, so an order waits no longer.
 
@@ -23,6 +23,7 @@ from ppengine.common.cluster import NodeKeys, write_node_keys
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.discovery import process_start
 from ppengine.supervisor.claims import make_node, node_folders, stages_in
+from ppengine.supervisor.launch.node_stores import NodeStores, StoreNews
 
 LOOK_S = 0.25
 """Seconds for which `look` waits for news."""
@@ -43,13 +44,14 @@ class NodeActor:
         self._config: EngineConfig | None = None
         self._agent: Child | None = None
         self._agents = 0
+        self._stores: NodeStores | None = None
         self._sent: dict[str, int] = {}
         """Bytes of each log that the driver has."""
         self._renewed = self._answered = boot_time()
         threading.Thread(target=self._guard, name="lease", daemon=True).start()
 
     def start(self, config: bytes, keys: bytes, sent: dict[str, int]) -> None:
-        """Make the engine's folder on this node and start its agent. Raises OSError, KeyFileError.
+        """Make the engine's folder on this node and start its agent. Raises OSError, KeyFileError, TimeoutError.
 
         `sent`: bytes of each log that the driver has, from an actor before this one.
         """
@@ -57,24 +59,30 @@ class NodeActor:
         made = local_config(msgspec.json.decode(config, type=EngineConfig))
         make_node(made)
         write_node_keys(Path(made.run_dir), msgspec.json.decode(keys, type=NodeKeys))
-        self._config = made
+        stores = NodeStores(Path(made.run_dir))
+        stores.clear()
+        self._config, self._stores = made, stores
         self._watch_agent()
         self._answered = boot_time()
 
-    def look(self, stages: list[tuple[int, int]]) -> tuple[list[int], dict[str, bytes]]:
+    def look(
+        self, stages: list[tuple[int, int]], stores: list[str]
+    ) -> tuple[list[int], dict[str, bytes], list[StoreNews]]:
         """Wait a moment for the end of one of `stages`, given by pid and start time, or for a line in a log.
 
-        Returns the pids that are gone, and new bytes by name of the log.
+        `stores`: roles of the stores that this node must have. Returns the pids that are gone, new bytes by name of
+        the log, and starts and ends of stores.
         """
         self._renewed = self._answered
         deadline = time.monotonic() + LOOK_S
         while True:
             gone = [pid for pid, start in stages if process_start(pid) != start]
+            news = [] if self._stores is None else self._stores.keep(stores)
             logs = self._new_lines()
-            if gone or logs or time.monotonic() >= deadline:
+            if gone or logs or news or time.monotonic() >= deadline:
                 self._watch_agent()
                 self._answered = boot_time()
-                return gone, logs
+                return gone, logs, news
             time.sleep(_PAUSE_S)
 
     def kill(self, pid: int, start: int) -> None:
@@ -86,10 +94,14 @@ class NodeActor:
         """End all that this engine has on the node."""
         if self._config is not None:
             kill_all(stages_in(Path(self._config.run_dir)))
+        if self._stores is not None:
+            self._stores.kill()
         self.stop()
 
     def stop(self) -> None:
-        """End the agent and remove the folders."""
+        """End stores and agent, and remove the folders."""
+        if self._stores is not None:
+            self._stores.stop()
         if self._agent is not None:
             self._agent.kill()
             self._agent.wait(1.0)

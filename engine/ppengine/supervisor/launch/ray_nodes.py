@@ -23,6 +23,8 @@ import msgspec
 from ppengine.common.child_process import open_log
 from ppengine.common.cluster import read_node_keys
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
+from ppengine.supervisor.launch.node_stores import StoreNews
 from ppengine.supervisor.launch.ray_node import LEASE_S, LOOK_S, NodeActor
 from ppengine.supervisor.launch.ray_session import cause_of_death, flat, load_ray
 
@@ -71,6 +73,31 @@ class Node:
     """Pids of stages that have ended."""
     looks: int = 0
     """Answers so far."""
+    roles: set[str] = field(default_factory=set)
+    """Stores that it must have."""
+    stores: dict[str, int] = field(default_factory=dict)
+    """Pids of stores that run, by role."""
+    news: list[StoreNews] = field(default_factory=list)
+    """Starts and ends of stores that the driver has not taken."""
+
+    @property
+    def loss(self) -> str:
+        """How it was lost, in one line."""
+        return f"node {self.name} ({self.address}) {self.lost}"
+
+    def note(self, news: StoreNews) -> None:
+        """Note the start or the end of a store."""
+        role, pid, code, _ = news
+        if code is None:
+            self.stores[role] = pid
+        else:
+            self.stores.pop(role, None)
+        self.news.append(news)
+
+    def end_stores(self, code: int, detail: str) -> None:
+        """Note the end of all stores that run."""
+        for role, pid in list(self.stores.items()):
+            self.note((role, pid, code, detail))
 
 
 class Nodes:
@@ -117,12 +144,27 @@ class Nodes:
             if node.hire_at and now >= node.hire_at:
                 self._hire(node)
             if node.call is None and not node.lost and not node.hire_at:
-                node.call, node.asked = node.actor.look.remote(stages(node)), now
+                node.call, node.asked = node.actor.look.remote(stages(node), sorted(node.roles)), now
             elif node.started and now - node.asked > SILENT_S:
                 self._suspect(node)
             if node.lost:
                 lost.append(node)
+                node.end_stores(NODE_LOST, node.loss)
         return lost
+
+    def place_store(self, role: str, node: Node) -> None:
+        """Have a store run on a node, and on no other one. That of the engine's host is the supervisor's."""
+        for one in self._known.values():
+            one.roles.discard(role)
+        if not node.here:
+            node.roles.add(role)
+
+    def take_news(self) -> list[tuple[Node, StoreNews]]:
+        """Return starts and ends of stores since the last call, in order on each node."""
+        found = [(node, news) for node in self._known.values() for news in node.news]
+        for node in self._known.values():
+            node.news.clear()
+        return found
 
     def is_over(self, node: Node) -> bool:
         """Return whether a lost node's lease is over and Ray has taken its bundles away."""
@@ -225,15 +267,20 @@ class Nodes:
         node.looks += 1
         if not node.started:
             node.started = True
+            # Those of the actor before this one; it has killed them.
+            node.end_stores(UNKNOWN_STATUS, "the engine's actor on its node has ended")
             return
-        gone, logs = answer
+        gone, logs, news = answer
+        for role, pid, code, detail in news:
+            if role in self._config.store_roles:
+                node.note((str(role), int(pid), code, str(detail)))
         node.gone.update(gone)
         for name, lines in logs.items():
             self._append(node, str(name), bytes(lines))
 
     def _append(self, node: Node, name: str, lines: bytes) -> None:
         """Add lines of a log to the file of that name here; those of the agent have the node in it."""
-        if not re.fullmatch(r"(stage\d+(\.\d+)?|agent)\.log", name):
+        if not re.fullmatch(r"((stage|store)\d+(\.\d+)?|agent)\.log", name):
             return
         path = Path(self._config.run_dir) / (f"agent-{node.name}.log" if name == "agent.log" else name)
         node.sent[name] = node.sent.get(name, 0) + len(lines)

@@ -1,0 +1,86 @@
+"""The stores on another node: children of the node's actor, restarted as the supervisor restarts those of its host."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from ppengine.common.child_process import Child, kill_all, spawn, until
+from ppengine.protocol.discovery import process_start
+from ppengine.supervisor.claims import note, noted_in
+from ppengine.supervisor.process_deaths import HELPER_AGAIN_S, ProcessDeaths
+
+StoreNews = tuple[str, int, int | None, str]
+"""Role, pid, exit code and detail; without an exit code the store has started. Builtin types, as Ray brings them."""
+CLEAR_S, LEAVE_S = 5.0, 1.0
+"""Seconds for a killed store to be gone, and for one that ends in order."""
+AGAIN_S = 1.0
+"""Seconds until a start is tried again for which there was no descriptor or process."""
+
+
+class NodeStores:
+    """Owns the stores in the run folder `folder` of a node."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._children: dict[str, Child] = {}
+        self._deaths: dict[str, ProcessDeaths] = {}
+        self._due: dict[str, float] = {}
+        """Time at which a store is started again, by role."""
+        self._over = False
+
+    def clear(self) -> None:
+        """Kill the stores of an actor before this one: a stopped one outlives its lifeline. Raises TimeoutError."""
+        known = {pid: process_start(pid) for pid in noted_in(self._folder, "store")}
+        kill_all(known)
+        if not until(lambda: all(process_start(pid) != start for pid, start in known.items()), CLEAR_S):
+            raise TimeoutError(f"stores of an actor before this one do not end: {', '.join(map(str, known))}")
+
+    def keep(self, roles: Collection[str]) -> list[StoreNews]:
+        """Start the stores of `roles` that are missing, end others; return starts and ends since the last call."""
+        news: list[StoreNews] = []
+        for role, child in list(self._children.items()):
+            info = child.info(role)
+            if info.exit_code is not None:
+                del self._children[role]
+                child.close()
+                news.append((role, info.pid, info.exit_code, info.detail))
+                delay = self._deaths.setdefault(role, ProcessDeaths()).note(now := time.monotonic())
+                self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
+            elif role not in roles:
+                child.kill()
+        for role in roles:
+            if role not in self._children and time.monotonic() >= self._due.get(role, 0.0) and not self._over:
+                self._start(role, news)
+        return news
+
+    def _start(self, role: str, news: list[StoreNews]) -> None:
+        arguments = ["--engine", str(self._folder / "engine.json"), "--role", role]
+        try:
+            child = spawn("ppengine.store", arguments, log=self._folder / f"{role}.log")
+        except OSError:
+            self._due[role] = time.monotonic() + AGAIN_S
+            return
+        self._children[role] = child
+        news.append((role, child.pid, None, ""))
+        with contextlib.suppress(OSError):  # Its lifeline ends it, unless it is stopped then.
+            note(self._folder, role, child.pid)
+
+    def kill(self) -> None:
+        """Kill all stores, and start none again. From any thread."""
+        self._over = True
+        for child in list(self._children.values()):
+            child.kill()
+
+    def stop(self) -> None:
+        """End all stores in order, and kill those that do not leave."""
+        self._over = True
+        for child in self._children.values():
+            child.terminate()
+        until(lambda: all(child.poll() is not None for child in self._children.values()), LEAVE_S)
+        self.kill()
+        for child in self._children.values():
+            child.wait(LEAVE_S)
+            child.close()
