@@ -62,7 +62,9 @@ def test_one_that_hangs_is_named_by_what_it_owes() -> None:
     assert verdicts(replace(WORKS, age_s=STORE_SILENT_S - 0.1)) == []
     found = one(replace(WORKS, age_s=STORE_SILENT_S, lag_s=1.6))
     assert found.summary == "the store of stage 0 hangs: silent for 1.5s, it owes 3 jobs, the oldest for 1.6s"
-    assert found.suggest.startswith("kill -KILL 70")
+    assert found.suggest.startswith("kill -KILL 70 (")
+    far = one(replace(WORKS, age_s=STORE_SILENT_S, lag_s=1.6, node="b"))
+    assert far.summary.startswith("the store of stage 0 on b hangs") and far.suggest.startswith("kill -KILL 70 on b (")
     assert verdicts(replace(WORKS, age_s=STORE_SILENT_S, jobs=0)) == [], "without a job it gets more time"
     stopped = one(replace(WORKS, age_s=1.0, process_state="T"))
     assert "stopped by a signal" in stopped.summary and stopped.suggest == "kill -CONT 70"

@@ -101,9 +101,9 @@ def _hanging(store: StoreEvidence) -> _Trouble | None:
     lines = [state, f"newest figures: {seconds(silent)} old; it sends them twice a second", f"it owes {owes}"]
     if stopped:
         summary = f"{store.name} is stopped by a signal (state T); it owes {owes}"
-        return _Trouble(summary, silent, lines, f"kill -CONT {store.pid}")
+        return _Trouble(summary, silent, lines, f"kill -CONT {store.pid}{store.where}")
     summary = f"{store.name} hangs: silent for {seconds(silent)}, it owes {owes}"
-    suggest = f"kill -KILL {store.pid} (the supervisor starts another one)" if store.pid else "ppconsole logs"
+    suggest = f"kill -KILL {store.pid}{store.where} (another one is started)" if store.pid else "ppconsole logs"
     return _Trouble(summary, silent, lines, suggest)
 
 

@@ -12,6 +12,8 @@ class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     """Tensor rank; None: stages have one rank."""
     pid: int | None = None
+    node: str = ""
+    """Name of its node; empty: the engine's own host."""
     exit_code: int | None = None
     exit_detail: str = ""
     process_state: str | None = None
@@ -28,8 +30,14 @@ class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Name for operators: `the store of stage 1`, with the rank where stages have several."""
-        return f"the store of stage {self.stage}" + ("" if self.rank is None else f" rank {self.rank}")
+        """Name for operators: `the store of stage 1`, with the rank where stages have several, and another node."""
+        place = f"stage {self.stage}" + ("" if self.rank is None else f" rank {self.rank}")
+        return f"the store of {place}{self.where}"
+
+    @property
+    def where(self) -> str:
+        """Words behind a command with its pid, which is one of its node."""
+        return f" on {self.node}" if self.node else ""
 
 
 class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):

@@ -107,7 +107,7 @@ class TierHistory:
         since = (now_ns - self._seen[process.role, process.pid, runs]) / 1e9
         present = runs and info.pid == process.pid
         return StoreEvidence(
-            stage=base.stage, rank=base.rank, pid=process.pid, exit_code=process.exit_code,
+            stage=base.stage, rank=base.rank, pid=process.pid, node=process.node, exit_code=process.exit_code,
             exit_detail=process.detail, process_state=states.get(process.pid) if runs and not process.node else None,
             gone_for_s=None if runs else since, absent_for_s=since if runs and info.pid != process.pid else None,
             # A process that has just begun is not judged by the figures of the one before it.
