@@ -38,13 +38,11 @@ def overwrite_in_flight(fault: Fault, go: Go, *args: Any) -> Any:
     return go(step, tensor)
 
 
-@strike(
-    "receive", "wrong", "corrupted", clears=True, lossless=False, held_out=True, where="not first", needs="checksum"
-)
+@strike("receive", "wrong", "corrupted", clears=True, lossless=False, where="not first", needs="checksum")
 def overwrite_received(fault: Fault, go: Go, *args: Any) -> Any:
     """The buffer into which hidden states arrive is overwritten before the layers read it.
 
-    Verdict: the hidden states of step n changed on the edge to stage K.
+    Verdict: the hidden states of step n changed on the edge to stage K, after they had arrived. On a GPU: on that edge.
     """
     hidden, buffers = go(*args), fault.parts.buffers
     with contextlib.nullcontext() if buffers is None else buffers.compute.use():

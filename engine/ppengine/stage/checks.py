@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
-from ppengine.stage.checksum import Arrival, changed, difference
+from ppengine.stage.checksum import Arrival, at_end, changed, checksum, difference, end_at_fault
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
 from ppengine.stage.ledger.ledger import Ledger
@@ -20,6 +20,8 @@ AGAIN_S = 1.0
 """Least time between two messages about findings that only come again, and between two pictures of the ledger."""
 STUCK_S = 5.0
 """Age at which an operation without another stage counts as stuck."""
+SECOND_S = 0.5
+"""Time for which a changed message is not reported: until then a second one may show which end changed it."""
 
 
 class StageChecks:
@@ -40,6 +42,9 @@ class StageChecks:
         self._reported_at = dict.fromkeys(kinds, 0.0)
         self._count = dict.fromkeys(kinds, 0)
         self._changes = self._corruptions = 0
+        self._seeks_end = False
+        """Whether a message has changed, and the end of the edge that did so is not known."""
+        self._held_until_ns = 0
         self._pictured_at = 0.0
 
     def apply(self, checks: int) -> None:
@@ -52,30 +57,53 @@ class StageChecks:
                 self._non_finite = None
                 self._changes += 1
             self.finite = finite
-            checksum = not checks & Check.NO_CHECKSUM
-            if checksum != self.checksum and self._corrupted is not None:
-                self._corrupted = None
+            on = not checks & Check.NO_CHECKSUM
+            if on != self.checksum and self._corrupted is not None:
+                self._corrupted, self._seeks_end, self._held_until_ns = None, False, 0
                 self._corruptions += 1
-            self.checksum = checksum
+            self.checksum = on
 
     @property
     def compares_checksums(self) -> bool:
-        """Whether checksums are on, and all were right in this generation: what follows a wrong one is wrong, too."""
-        return self.checksum and (self._corrupted is None or self._corrupted[3] != self._generations.current)
+        """Whether checksums are on, and all were right in this generation, or the end that changes them is not known.
+
+        All that follows the first wrong one is wrong, too.
+        """
+        first = self._corrupted is None or self._corrupted[3] != self._generations.current
+        return self.checksum and (first or self._seeks_end)
 
     def compare(self, step: int, edge: Edge, hidden: Tensor) -> None:
-        """Compare the hidden states of the newest message with its checksum."""
+        """Compare the hidden states of the newest message with its checksum. The first that differ are a finding.
+
+        Messages that follow are summed at their arrival, too, until another one has shown which end changes them.
+        """
         finding = difference(self._stage, edge, step, hidden)
-        if finding is not None:
-            self._corrupt(step, finding)
+        if finding is None:
+            return
+        if self._corrupted is None or self._corrupted[3] != self._generations.current:
+            self._seeks_end, edge.sum_arrival = True, self._sum_arrival
+            self._corrupt(step, finding, hold_s=SECOND_S)
+            return
+        side = end_at_fault(self._stage, edge)
+        if side is None:
+            return
+        known, first_step, since_ns, generation = self._corrupted
+        with self._lock:
+            self._seeks_end, self._held_until_ns = False, 0
+            self._corrupted = at_end(known, self._stage, side), first_step, since_ns, generation
+            self._corruptions += 1
+
+    def _sum_arrival(self, hidden: Tensor) -> int:
+        return checksum(hidden) if self._seeks_end else 0
 
     def compare_sums(self, arrival: Arrival, sent: int, arrived: int) -> None:
         """Compare the checksums that devices made of one message, unless an earlier one explains a difference."""
         if sent != arrived and self.compares_checksums:
             self._corrupt(arrival.step, changed(self._stage, arrival, sent, arrived))
 
-    def _corrupt(self, step: int, finding: Finding) -> None:
+    def _corrupt(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
         with self._lock:
+            self._held_until_ns = time.monotonic_ns() + int(hold_s * 1e9)
             self._corrupted = finding, step, time.monotonic_ns(), self._generations.current
             self._corruptions += 1
 
@@ -112,8 +140,9 @@ class StageChecks:
             Check.FINITE: self._changes,
             Check.NO_CHECKSUM: self._corruptions,
         }
+        held_until_ns = {Check.FINITE: self._hold_ns, Check.NO_CHECKSUM: self._held_until_ns}
         for check, changes in kinds.items():
-            if changes == self._reported[check] or (check is Check.FINITE and time.monotonic_ns() < self._hold_ns):
+            if changes == self._reported[check] or time.monotonic_ns() < held_until_ns.get(check, 0):
                 continue
             findings, steps = self._findings(check)
             if len(findings) == self._count[check] and now - self._reported_at[check] < AGAIN_S:

@@ -2,6 +2,9 @@
 
 A CPU makes a CRC-32, a device a weighted sum (`ppkernels.weighted_sum`). Each end compares the kind
 that it makes itself.
+
+Two checksums show that a message changed, and not at which end. So a CPU that has found one makes a
+third for those that follow, at their arrival. The next one that changed shows the end.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import zlib
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -20,6 +24,13 @@ _MADE = 1 << 32
 BY_DEVICE = 1 << 63
 """Bit of a header's checksum that says that a device has made one; without any other, it lies behind the message."""
 _WORD = (1 << 64) - 1
+
+
+class Side(NamedTuple):
+    """The end of an edge at which messages change, and the evidence for it."""
+
+    stage: int
+    why: str
 
 
 class Arrival(NamedTuple):
@@ -53,13 +64,26 @@ def as_checksum(made: int) -> int:
 def difference(stage: int, edge: Edge, step: int, hidden: Tensor) -> Finding | None:
     """Return the finding on hidden states that differ from the newest message's checksum; None: they are as sent."""
     sent = edge.checksum
-    if not sent or sent & BY_DEVICE or (arrived := checksum(hidden)) == sent:
+    if not sent or sent & BY_DEVICE or (used := checksum(hidden)) == sent:
         return None
-    return changed(stage, Arrival.newest(edge, step, hidden), sent, arrived)
+    return changed(stage, Arrival.newest(edge, step, hidden), sent, used)
 
 
-def changed(stage: int, arrival: Arrival, sent: int, arrived: int) -> Finding:
-    """Return the finding on a message whose checksum was `sent`, and is `arrived` before use."""
+def end_at_fault(stage: int, edge: Edge) -> Side | None:
+    """Return which end of the newest message's edge changed it; None: no checksum was made at its arrival."""
+    if not edge.arrived:
+        return None
+    if edge.arrived == edge.checksum:
+        return Side(stage, f"message {edge.number} arrived as it was sent: a buffer of stage {stage} was overwritten")
+    return Side(
+        edge.peer,
+        f"message {edge.number} had the checksum {_digits(edge.arrived)} at its arrival: a buffer of stage "
+        f"{edge.peer} was overwritten",
+    )
+
+
+def changed(stage: int, arrival: Arrival, sent: int, used: int) -> Finding:
+    """Return the finding on a message whose checksum was `sent`, and is `used` before use; at the sender, for now."""
     link, step = f"stage {arrival.peer} -> stage {stage}", arrival.step
     rows, width = arrival.shape
     return Finding(
@@ -69,12 +93,23 @@ def changed(stage: int, arrival: Arrival, sent: int, arrived: int) -> Finding:
         since_s=0.0,
         evidence=[
             f"message {arrival.number} (m{step}, {rows} tokens of {width} values, {arrival.size} B): checksum "
-            f"{_digits(sent)} as sent, {_digits(arrived)} before use",
-            f"it is the first: a buffer of stage {arrival.peer} or of stage {stage} was overwritten in flight",
+            f"{_digits(sent)} as sent, {_digits(used)} before use",
+            _either(arrival.peer, stage),
             f"results from m{step} on are wrong, and so are the cached blocks behind them",
             "try: ppconsole check ledger on",
         ],
     )
+
+
+def at_end(finding: Finding, stage: int, side: Side) -> Finding:
+    """Return the finding of stage `stage` at the end of the edge that a later message has shown."""
+    either = _either(finding.stage, stage)
+    evidence = [side.why if line == either else line for line in finding.evidence]
+    return msgspec.structs.replace(finding, stage=side.stage, evidence=evidence)
+
+
+def _either(sender: int | None, receiver: int) -> str:
+    return f"it is the first: a buffer of stage {sender} or of stage {receiver} was overwritten in flight"
 
 
 def _digits(value: int) -> str:

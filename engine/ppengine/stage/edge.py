@@ -61,6 +61,10 @@ class Edge:
         """Number of the newest message."""
         self.checksum = 0
         """Checksum of the newest message that has arrived; 0: it carries none."""
+        self.sum_arrival: Callable[[Tensor], int] | None = None
+        """Makes the checksum of each message at its arrival, before anything else can reach it; None: not wanted."""
+        self.arrived = 0
+        """That of the newest message; 0: none was made."""
         self._open = 0
         """Record of the message that is not done; one goes after the other."""
         self.meanwhile = meanwhile
@@ -108,6 +112,7 @@ class Edge:
         body = _bytes_of(tensor)
         seq, count = self._read(tensor, step, _WITH_BODY, body)
         self.wire.receive(body[count:])
+        self.arrived = 0 if self.sum_arrival is None else self.sum_arrival(tensor)
         self._end(seq)
 
     def receive_header(self, tensor: Tensor, step: int = 0) -> int:
