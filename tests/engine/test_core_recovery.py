@@ -789,6 +789,15 @@ def test_a_wire_that_broke_is_reported_from_when_no_process_turns_out_to_have_en
     assert (told.stage, told.closed, told.healed_s) == (2, False, None), "the newest is what counts"
 
 
+def test_who_expected_a_wrong_message_is_restarted_and_not_its_sender() -> None:
+    world = running()
+    says(world, 2, 2, "stage 1 sent message 4 (m5, 1 B), due was message 4 (m5, 2 B); m5 has 1 tokens")
+    later(world, 0.6)
+    (told,) = wires(world)
+    assert (told.ends, told.closed) == (((2, 0), (2, 0)), False)
+    assert world.started == [(2, 2)]
+
+
 def test_a_wire_of_a_process_that_ended_is_no_loss() -> None:
     world = running()
     says(world, 0, 1)

@@ -238,6 +238,36 @@ def test_both_ends_differ_on_a_message(count, k, wrong, words):
     assert any("expects message 7" in line for line in root.evidence)
 
 
+@pytest.mark.parametrize(
+    ("sent", "posted", "tokens", "wrong"),
+    [
+        (1, 2, 1, 1),
+        (2, 1, 1, 0),
+        (2, 3, 1, 0),
+        (1, 2, None, 0),
+    ],
+    ids=["receiver", "sender", "both, and the sender first", "tokens not known"],
+)
+def test_step_shows_the_end_of_an_edge_that_is_at_fault(sent, posted, tokens, wrong):
+    both = message(7, size=256 * sent), message(7, 1, 0.2, size=256 * posted)
+    stages = pipeline_held_at(2, 1, 0.2)
+    mine = msgspec.structs.replace(edge("send", 1, both[0]), conflict=both, conflict_tokens=tokens)
+    root = only_root(diagnose(evidence(with_stage(stages, 0, edges=(mine,)))))
+    assert (root.stage, root.cause, root.suggest.split(";")[0]) == (
+        wrong, "mismatch", f"ppconsole logs --stage {wrong}",
+    )  # fmt: skip
+    assert ("both recorded m8 with 1 tokens" in root.evidence[-1]) == (wrong == 1)
+
+
+def test_sampled_tokens_have_no_row_for_each_token():
+    """A message from the last stage to the first has a row for each request."""
+    both = message(7, size=256), message(7, 1, 0.2, size=512)
+    mine = msgspec.structs.replace(edge("send", 0, both[0]), conflict=both, conflict_tokens=1)
+    stages = with_stage(healthy(2), 1, edges=(mine,))
+    stages = with_stage(stages, 0, edges=(edge("receive", 1, both[1]),))
+    assert [(v.stage, v.cause) for v in diagnose(evidence(stages)) if v.root] == [(1, "mismatch")]
+
+
 @pytest.mark.parametrize(("count", "k"), EDGES)
 def test_a_message_that_was_left_out(count, k):
     """Stage `k` finished the step and has not sent it; or it went on with the next number."""

@@ -42,6 +42,14 @@ def test_what_was_not_due_is_a_mismatch_of_its_sender():
     assert "due was message 7" in verdict.evidence[0]
 
 
+def test_who_expected_a_wrong_message_is_the_mismatch():
+    text = "stage 0 sent message 7 (m8, float64[1, 64] 512 B), due was message 7 (m8, float64[2, 64] 1024 B); m8 has 1"
+    (verdict,) = diagnose(evidence(healthy(2), losses=(loss(1, 1, closed=False, text=text),)))
+    assert (verdict.stage, verdict.cause) == (1, "mismatch")
+    assert verdict.summary == "stage 1 expected a message that its step does not have"
+    assert "due was message 7" in verdict.evidence[0]
+
+
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.parametrize("healed_s", [None, 0.5])
 def test_the_end_of_a_process_explains_a_wire(gone, healed_s):

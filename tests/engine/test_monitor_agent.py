@@ -1,6 +1,7 @@
 """The agent against a real small process that writes a ring: stops, deaths, restarts, stack_dumps, resident memory."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from ppengine.agent.agent import CALM_S, Sampler, is_calm
 from ppengine.agent.stage_watch import StageWatch
 from ppengine.common import procfs
 from ppengine.common.ring import MAP_RING, Kind, RingWriter, Word
+from ppengine.common.ring.layout import DEFAULT_CAPACITY
 from ppengine.drills.tracer import Tracer
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
@@ -204,6 +206,29 @@ def test_a_thread_that_maps_is_seen_at_it_and_its_dead_predecessor_is_not(tmp_pa
     assert watch.look().mapping_ms is None
     ring.end(maps_now)
     watch.close()
+
+
+@pytest.mark.parametrize(("theirs", "tokens"), [(3, 3), (4, None), (None, None)])
+def test_conflict_has_the_tokens_on_which_both_stages_agree(config, theirs, tokens):
+    rings = {}
+    for stage, name in itertools.product((0, 1), ("main", "send", "receive")):
+        rings[stage, name] = RingWriter(Path(config.ring_dir) / f"s{stage}.0.{name}.ring", name, stage, 0)
+    rings[0, "main"].end(rings[0, "main"].begin(Kind.STEP, 8, size=3))
+    if theirs is not None:
+        rings[1, "main"].begin(Kind.STEP, 8, size=theirs)
+    rings[0, "send"].begin(Kind.SEND, 8, 1, 768, 7, 5, done_ns=1)
+    rings[1, "receive"].begin(Kind.RECEIVE, 8, 0, 1024, 7, 5)
+    sampler = Sampler(config)
+
+    def seen():
+        (edge,) = [edge for stage in sampler.look().stages for edge in stage.edges if edge.kind == "send"]
+        return edge.conflict[0].size, edge.conflict[1].size, edge.conflict_tokens
+
+    assert seen() == (768, 1024, tokens)
+    for ring in (rings[0, "main"], rings[1, "main"]):
+        for step in range(9, 9 + 2 * DEFAULT_CAPACITY):
+            ring.begin(Kind.STEP, step, size=1)
+    assert seen() == (768, 1024, tokens), "the rings have forgotten the step"
 
 
 def test_what_is_no_ring_is_left_alone(config):

@@ -10,6 +10,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace as Struct
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from ppengine.common.ring import Gauge, Kind, RingReader, shape_text
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.meeting import meet
+from ppengine.stage.runner import Runner
 from ppengine.stage.token_return import HostTokenTable
 from ppengine.stage.transport import MAX_UNDELIVERED, WireReceiver, WireSender
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire
@@ -96,6 +99,29 @@ def test_what_is_too_big_for_the_kernel_waits_on_a_thread(tmp_path: Path) -> Non
         until(lambda: ring.gauge(Gauge.OUTBOX) == 0, "all delivered")
         assert_both_sides_agree(sent, RingReader(tmp_path / "receive.ring"), len(BIG))
         assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(60)
+        process.close()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "blamed"),
+    [
+        (TOKENS[0], f"m1 has {TOKENS[0]} tokens, so stage 1 expected a wrong message", (1, 0)),
+        (TOKENS[0] + 1, "stage 0 sent message 1", (0, None)),
+    ],
+)
+def test_stage_that_expects_more_than_its_step_has_blames_itself(
+    tmp_path: Path, tokens: int, text: str, blamed: tuple[int, int | None]
+) -> None:
+    process = start_upstream(tmp_path, "hidden")
+    try:
+        receiver, stage = WireReceiver(edge_to(tmp_path), 8, WIDTH, DTYPES[0]), cast(Runner, Struct(stage=1, rank=0))
+        receiver.expect(1, TOKENS[0] + 1)
+        with pytest.raises(PeerLostError, match=text) as raised:
+            Runner._take(stage, receiver, 1, tokens)
+        assert (raised.value.peer, raised.value.rank) == blamed
     finally:
         process.kill()
         process.wait(60)

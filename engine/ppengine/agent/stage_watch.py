@@ -20,7 +20,7 @@ from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.edge_messages import MessageTrack
 from ppengine.common.groups import Groups, site_text
-from ppengine.common.ring import MAP_RING, Kind, Phase, RingReader, Row, Word
+from ppengine.common.ring import KIND, MAP_RING, SIZE, STEP, Kind, Phase, RingReader, Row, Word
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample
@@ -249,6 +249,12 @@ class StageWatch:
         """Return the messages of the ring `send` or `receive`."""
         file = self._files.get(ring)
         return None if file is None else file.messages
+
+    def tokens_of(self, step: int) -> int | None:
+        """Return the tokens of a recent step by the stage's own record of it; None: it is not in the ring."""
+        main = self._files.get("main")
+        rows = [] if main is None else main.reader.rows(0)
+        return next((row[SIZE] for row in reversed(rows) if row[KIND] == Kind.STEP and row[STEP] == step), None)
 
     def close(self) -> None:
         """Unmap all rings."""

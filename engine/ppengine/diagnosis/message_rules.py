@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ppengine.common.ring import row_bytes
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.wait_graph import edge_of, message_text
@@ -22,7 +23,7 @@ class Conflict(NamedTuple):
 
 
 def mismatched(case: Case) -> list[Verdict]:
-    """Return the edges whose sides differ, each at the stage that sends: the receiver posts what the step says."""
+    """Return the edges whose sides differ, each at the end that is at fault."""
     return [verdict for verdict in _all(case) if verdict.since_s <= FRESH_S]
 
 
@@ -44,7 +45,7 @@ def _all(case: Case) -> list[Verdict]:
             # The agent or the gateway compares every message; until it has both ends, these are the newest ones.
             conflict = Conflict(*sent.conflict) if sent.conflict else first_conflict(sent, posted)
             if conflict is not None:
-                found.append(_verdict(sender, receiver, conflict))
+                found.append(_verdict(sender, receiver, conflict, sent.conflict_tokens if sent.conflict else None))
     return found
 
 
@@ -62,8 +63,25 @@ def first_conflict(sent: EdgeSample, posted: EdgeSample) -> Conflict | None:
     return None
 
 
-def _verdict(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict) -> Verdict:
+def posts_wrongly(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict, tokens: int | None) -> bool:
+    """Return whether the receiver is at fault: both stages recorded a step of `tokens`, which the sender sent.
+
+    Without that the sender is, as a receiver posts what its step says.
+    """
     sent, posted = conflict
+    if sent is None or tokens is None or receiver.stage != sender.stage + 1:
+        return False  # A message of sampled tokens has a row for each request.
+    row = row_bytes(posted.code)
+    return (
+        row is not None
+        and (sent.step, sent.code, sent.size) == (posted.step, posted.code, tokens * row)
+        and posted.size != tokens * row
+    )
+
+
+def _verdict(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict, tokens: int | None) -> Verdict:
+    sent, posted = conflict
+    wrong = sender
     edge = f"{sender.name} -> {receiver.name}"
     if sent is None:
         summary = f"mismatch on {edge}: message {posted.number} was left out"
@@ -75,12 +93,15 @@ def _verdict(sender: StageEvidence, receiver: StageEvidence, conflict: Conflict)
             f"{sender.name} sent {message_text(sent)}",
             f"{receiver.name} expects {message_text(posted)}",
         ]
+    if posts_wrongly(sender, receiver, conflict, tokens):
+        wrong = receiver
+        lines.append(f"both recorded m{posted.step} with {tokens} tokens, so {receiver.name} expects a wrong size")
     return Verdict(
-        stage=sender.stage,
-        rank=sender.shown_rank,
+        stage=wrong.stage,
+        rank=wrong.shown_rank,
         cause="mismatch",
         summary=summary,
         since_s=posted.age_ms / 1e3 + (receiver.sample_age_s or 0.0),
         evidence=lines,
-        suggest=f"ppconsole logs --stage {sender.stage}; what these stages compute from here on is wrong",
+        suggest=f"ppconsole logs --stage {wrong.stage}; what these stages compute from here on is wrong",
     )

@@ -30,10 +30,15 @@ def _unexplained(case: Case) -> list[WireLoss]:
 
 
 def _verdict(case: Case, loss: WireLoss) -> Verdict:
-    """Return the words for a loss; a message that was not due is its sender's fault, as every mismatch."""
+    """Return the words for a loss.
+
+    A message that was not due is its sender's fault, unless the receiver's report names the receiver itself.
+    """
     name, peer = map(case.name, loss.ends)
     if loss.closed:
         summary = f"{name} lost its wire to {peer}"
+    elif loss.ends[0] == loss.ends[1]:
+        summary = f"{name} expected a message that its step does not have"
     else:
         summary = f"{peer} sent {name} a message that was not due"
     lines = [f"{name}: {loss.text}", "no process had ended: the connection alone broke"]

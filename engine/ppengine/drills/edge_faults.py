@@ -99,11 +99,11 @@ def wrong_dtype(fault: Fault, go: Go, *args: Any) -> Any:
     return go(step, tensor.half() if tensor.is_floating_point() else tensor.int())
 
 
-@strike("expect", "wrong", "mismatch", where="not first", held_out=True)
+@strike("expect", "wrong", "mismatch", where="not first")
 def wrong_metadata(fault: Fault, go: Go, *args: Any) -> Any:
     """The stage reads one token too many out of a step, and posts a receive that is too big.
 
-    Verdict: a mismatch at step n: the stage before sent X bytes, stage K expects Y.
+    Verdict: a mismatch at step n: stage K expects another message than the step has, which the stage before sent.
     """
     step, tokens = args
     return go(step, tokens + 1)

@@ -44,7 +44,10 @@ class LinkBroke(msgspec.Struct, tag="link-broke", frozen=True, kw_only=True):
     stage: int
     """The stage that reported it."""
     peer: int
-    """The stage at the other end: its own, if the connection is that of the ranks of a stage."""
+    """The stage at the other end: its own, if the connection is that of the ranks of a stage.
+
+    With its own rank, too, the reporter is at fault: it expected a message that its step does not have.
+    """
     text: str
     """Report of that stage, in one line."""
     closed: bool

@@ -45,6 +45,8 @@ class EdgeSample(msgspec.Struct, kw_only=True, frozen=True):
     messages: tuple[Message, ...] = ()
     conflict: tuple[Message | None, Message] | None = None
     """On a sender, the last message that the receiver recorded otherwise: as sent (None: left out) and as posted."""
+    conflict_tokens: int | None = None
+    """Tokens of its step, on which the records of both stages agree; None: they do not, or it is not known."""
     pace: LinkPace | None = None
     """On a sender, while the link is slow; None: it is as it was, or not known."""
 

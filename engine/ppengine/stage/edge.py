@@ -141,6 +141,7 @@ class Edge:
                 f"stage {self.peer} sent message {number} (m{sent_step}, {shape_text(size, sent_code)}), due was "
                 f"message {self.number} (m{step}, {shape_text(tensor.nbytes, code)})",
                 self.peer,
+                rows=tensor.shape[0],
             )
         if sent_constant != constant:
             raise PeerLostError(

@@ -7,16 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
 from ppengine.protocol.steps import Mapped, Move, MoveKind, Register, Retired, Step
-from ppengine.stage.backends.base import EdgeEnd, Ends, KvCache, Sender, SwapSpace
+from ppengine.stage.backends.base import ActivationReceiver, EdgeEnd, Ends, KvCache, Sender, SwapSpace
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.finite_check import FiniteCheck
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.rank_group import LoneRank, RankGroup
 from ppengine.stage.recorder import Recorder
+from ppengine.stage.wire import PeerLostError
 
 log = logging.getLogger("ppengine.stage")
 
@@ -136,6 +139,19 @@ class Runner(ABC):
     @abstractmethod
     def _rows(self, step: Step, pending: Pending) -> None:
         """Take the step's rows through the layers, and pass the result on."""
+
+    def _take(self, receiver: ActivationReceiver, number: int, count: int) -> Tensor:
+        """Return the hidden states of a step that has `count` tokens.
+
+        Raises PeerLostError. It names this stage itself if a message was not due because this stage expected others.
+        """
+        try:
+            return receiver.take(number)
+        except PeerLostError as error:
+            if error.rows is None or error.rows == count:
+                raise
+            text = f"{error}; m{number} has {count} tokens, so stage {self.stage} expected a wrong message"
+            raise PeerLostError(text, self.stage, self.rank) from None
 
     @property
     def changing(self) -> bool:

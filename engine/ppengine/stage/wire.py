@@ -20,12 +20,15 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED, errno.ETIMEDOUT}
 class PeerLostError(Exception):
     """The process at the other end of an edge is gone, or sent a wrong message; one line.
 
-    `peer`: the stage there; `rank`: its tensor rank, None: this one's.
+    `peer`: the stage there; `rank`: its tensor rank, None: this one's. Both are this process itself if it expected a
+    wrong message. `rows`: rows that it expected of a message that was not due.
     """
 
-    def __init__(self, text: str, peer: int | None = None, rank: int | None = None) -> None:
+    def __init__(
+        self, text: str, peer: int | None = None, rank: int | None = None, rows: int | None = None
+    ) -> None:  # fmt: skip
         super().__init__(text)
-        self.peer, self.rank = peer, rank
+        self.peer, self.rank, self.rows = peer, rank, rows
 
 
 class SupersededError(Exception):

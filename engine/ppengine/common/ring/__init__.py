@@ -28,6 +28,7 @@ from ppengine.common.ring.layout import (
     Row,
     Word,
     in_ms,
+    row_bytes,
     shape_code,
     shape_text,
 )
@@ -36,5 +37,6 @@ from ppengine.common.ring.writer import RingWriter
 
 __all__ = [
     "BEGUN_NS", "DETAIL", "DONE_NS", "DTYPES", "HEADER_BYTES", "KIND", "MAP_RING", "RETURNED_NS", "SEQ", "SIZE", "STEP",
-    "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word", "in_ms", "shape_code", "shape_text",
+    "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word", "in_ms", "row_bytes", "shape_code",
+    "shape_text",
 ]  # fmt: skip

@@ -156,14 +156,19 @@ def shape_code(dtype: str, width: int) -> int:
 
 def shape_text(size: int, code: int) -> str:
     """Return `float32[7, 64] 1792 B` for `size` bytes of `shape_code` `code`."""
+    row = row_bytes(code)
+    if row is None:
+        return f"{size} B"
+    return f"{DTYPES[(code >> 24) - 1]}[{size // row if row else 0}, {code & 0xFFFFFF}] {size} B"
+
+
+def row_bytes(code: int) -> int | None:
+    """Return the bytes of a row of `shape_code` `code`; None for a type that has no code."""
     kind, width = code >> 24, code & 0xFFFFFF
     if not 0 < kind <= len(DTYPES):
-        return f"{size} B"
-    name = DTYPES[kind - 1]
-    digits = "".join(filter(str.isdigit, name))
-    item = int(digits) // 8 if digits else 1
-    rows = size // (item * width) if width else 0
-    return f"{name}[{rows}, {width}] {size} B"
+        return None
+    digits = "".join(filter(str.isdigit, DTYPES[kind - 1]))
+    return width * (int(digits) // 8 if digits else 1)
 
 
 def in_ms(ns: int) -> float:

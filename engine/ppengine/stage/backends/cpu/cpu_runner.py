@@ -56,7 +56,7 @@ class CpuRunner(Runner):
             hidden = self._embed(number, plan)
         else:
             ring.part(_RECEIVE, number, self._receiver.edge.peer, count)
-            hidden = self._receiver.take(number)
+            hidden = self._take(self._receiver, number, count)
             if self._checks.compares_checksums:
                 self._checks.compare(number, self._receiver.edge, hidden)
         ring.part(_FORWARD, number, -1, count, self._model.layer_range[0])

@@ -166,7 +166,7 @@ class CudaRunner(Runner):
         """
         if self._receiver is not None:
             with self._ring.operation(Kind.RECEIVE, number, self._receiver.edge.peer, count):
-                hidden = self._receiver.take(number)
+                hidden = self._take(self._receiver, number, count)
             if self._checks.compares_checksums:
                 edge, source = self._receiver.edge, self.buffers.input_buffer
                 self.buffers.sums.compare(edge, number, hidden, source, self._checks, pending)
