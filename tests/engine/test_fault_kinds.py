@@ -4,9 +4,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
+import torch
 import zmq
 from monitor_helpers import Client, FakeCore, make_config, remove, started, until
 from ppengine.common.groups import Groups
@@ -142,6 +144,17 @@ def test_what_was_kept_aside_is_done_before_what_comes_after():
     assert sent == [1, 2, 3]
 
 
+def test_dropped_message_is_sent_late_with_its_own_checksum():
+    sent, sender = [], SimpleNamespace(checksum=0)
+    one = Fault(find("drop-send"), StageParts(0, 2, None, None, sender=sender), 0)
+    for step in (1, 2):
+        sender.checksum = 10 * step
+        one.strike(lambda step, tensor: sent.append((step, sender.checksum)), step, torch.zeros(2))
+    sender.checksum = 30
+    one.lift()
+    assert sent == [(1, 10), (2, 20)] and sender.checksum == 30
+
+
 # --- cgroups ------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +259,13 @@ def test_nothing_of_it_is_imported_with_a_process(module):
     code = f"import {module}, sys; print([name for name in sys.modules if name.startswith('ppengine.drills')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_table_of_kinds_brings_no_torch():
+    """The gateway reads it at the first command, and answers no console while it imports torch."""
+    code = "import sys; from ppengine.drills.registry import kinds; kinds(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_listing_fits_a_frame():
