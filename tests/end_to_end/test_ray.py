@@ -1,7 +1,7 @@
-"""Stages as Ray actors: the same tokens, actors that are restarted, and nothing left at the end of the engine.
+"""Tensor ranks as Ray actors: the same tokens, actors that are restarted, and nothing left at the end of the engine.
 
-Ray starts a dozen processes before the first stage: one engine serves all tests. Others that Ray runs: of `test_nodes`,
-and the one of `test_executor_ray` that ends by itself.
+Ray starts a dozen processes before the first stage: one engine, two stages of two ranks, serves all tests.
+Others that Ray runs: of `test_nodes`, and the one of `test_executor_ray` that ends by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from engines import wait_until
 from operators import BACK_S
 from ppengine.common import procfs
 from ppengine.common.child_process import session
+from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verbs import RestartStage
 from serving import Served
 
 pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(300)]
-STAGES, STEPS, ENDS_S = 3, 80, 60.0
-RAY = {"executor": "ray"}
+STAGES, RANKS, STEPS, ENDS_S = 2, 2, 80, 60.0
+RAY = {"executor": "ray", "tensor": RANKS}
 PROMPTS = reference.prompts(8, 100, low=20, high=60, seed=33)
 
 
@@ -45,8 +46,8 @@ def engine(folder: Path) -> Iterator[Served]:
         served.remove()
 
 
-def roots(picture: Snapshot) -> list[tuple[int | None, str]]:
-    return [(verdict.stage, verdict.cause) for verdict in picture.verdicts if verdict.root]
+def roots(picture: Snapshot) -> list[tuple[int | None, int | None, str]]:
+    return [(verdict.stage, verdict.rank, verdict.cause) for verdict in picture.verdicts if verdict.root]
 
 
 def head_of(engine: Served) -> int:
@@ -65,19 +66,21 @@ async def test_an_actor_that_is_killed_or_stopped_is_restarted(engine: Served, f
         await op.clean(disturbed.FULL)
         names = await op.submit_all(PROMPTS, max_tokens=STEPS)
         await op.written(names[0], 8)
-        first, *_, last = [stage.pid for stage in (await op.now()).stages]
-        os.kill(last, signal.SIGKILL)
-        await op.until(lambda picture: (STAGES - 1, "dead") in roots(picture), "the dead actor is named")
+        pids = {Place(stage.index, stage.tensor_rank): stage.pid for stage in (await op.now()).stages}
+        assert len(set(pids.values())) == STAGES * RANKS, "each rank is an actor of its own"
+        os.kill(pids[Place(1, 1)], signal.SIGKILL)
+        await op.until(lambda picture: (1, 1, "dead") in roots(picture), "the dead actor is named")
         picture = await op.until(
             lambda picture: picture.engine.state == "serving" and not picture.verdicts, "it serves again", BACK_S
         )
-        assert picture.stages[0].pid == first, "an actor that was not lost stays"
-        assert picture.stages[-1].pid != last
-        os.kill(first, signal.SIGSTOP)
-        await op.until(lambda picture: roots(picture) == [(0, "stopped")], "the stopped actor is named")
+        again = {Place(stage.index, stage.tensor_rank): stage.pid for stage in picture.stages}
+        changed = {place for place, pid in again.items() if pid != pids[place]}
+        assert changed == {Place(1, 1)}, "actors that were not lost stay, the other rank of the stage too"
+        os.kill(pids[Place(0, 0)], signal.SIGSTOP)
+        await op.until(lambda picture: roots(picture) == [(0, 0, "stopped")], "the stopped actor is named")
         end = await (await op.begin(RestartStage(stage=0))).applied()
         assert "all stages are back" in end.text
-        assert (await op.now()).stages[0].pid != first
+        assert (await op.now()).stages[0].pid not in again.values()
         for prompt, tokens in zip(PROMPTS, await op.all_tokens(names), strict=True):
             assert tokens == await reference.greedy_aside(folder, prompt, STEPS, draft=tokens)
         await op.idle()
