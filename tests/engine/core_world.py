@@ -218,7 +218,7 @@ class CoreWorld:
 
     def tokens(self, name):
         """Return what readers of a request have got so far."""
-        return self.engine.outputs.get(name).samples[0].tokens
+        return self.engine.outputs.get(name).samples[0].tokens.tolist()
 
     def run(self, steps=10_000):
         """Take turns until no step is in flight and no stage is at its mapping."""

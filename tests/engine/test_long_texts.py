@@ -56,7 +56,7 @@ def submit(world, text, **fields):
 def prompt_of(world, name):
     end = world.end_of(name)
     assert end.state == "applied", end
-    return world.engine.outputs.get(end.request).prompt_ids
+    return world.engine.outputs.get(end.request).prompt_ids.tolist()
 
 
 def test_a_long_prompt_comes_back_as_tokens_and_a_short_one_never_leaves(world):
@@ -119,7 +119,7 @@ def test_a_batch_of_texts_and_tokens_keeps_its_order(world):
     add(world, 1, "one", {"prompt_token_ids": [5, 6]}, "and two")
     world.until(lambda: added(world, 1), "the batch is queued")
     assert added(world, 1)[0].requests == ["m1-0", "m1-1", "m1-2"]
-    prompts = [world.engine.outputs.get(f"m1-{at}").prompt_ids for at in range(3)]
+    prompts = [world.engine.outputs.get(f"m1-{at}").prompt_ids.tolist() for at in range(3)]
     assert prompts == [[world.begin, *ids_of("one")], [5, 6], [world.begin, *ids_of("and two")]]
 
 

@@ -77,7 +77,7 @@ def _piece(
 ) -> Piece:
     ending = sample.ending
     return Piece(
-        request, index, offset, sample.tokens[offset:], sample.logprobs[offset:], sample.finish_reason,
+        request, index, offset, sample.tokens[offset:].tolist(), sample.logprobs[offset:], sample.finish_reason,
         "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
         prompt, ending.timings if timings and ending is not None else None,
     )  # fmt: skip

@@ -53,7 +53,8 @@ class Operations:
         self._live: dict[str, Operation] = {}
         self._opened: list[Operation] = []
         """Operations since the last call of `take_opened`."""
-        self._ended: list[Operation] = []
+        self._ended: list[tuple[float, OperationInfo]] = []
+        """Reports of those that have ended, without their commands, which may be long; the time of each end."""
 
     def open(self, command: Command, client: bytes, target: str | None, *, request: str | None = None) -> Operation:
         """Accept a command: it gets an id and, later, one outcome."""
@@ -140,25 +141,23 @@ class Operations:
         if self._live.pop(operation.id, None) is None:
             return False
         operation.state, operation.progress, operation.ended = state, text, self._clock()
-        self._ended.append(operation)
+        self._ended.append((operation.ended, _info(operation)))
         return True
 
     def infos(self) -> list[OperationInfo]:
         """Return the live operations and those that ended within `KEEP_SECONDS`."""
         horizon = self._clock() - KEEP_SECONDS
-        self._ended = [operation for operation in self._ended if (operation.ended or 0.0) > horizon]
-        return [
-            OperationInfo(
-                id=operation.id,
-                verb=f"{operation.verb} {operation.target or ''}".strip(),
-                by=operation.command.by,
-                state=operation.state,
-                progress=operation.progress,
-            )
-            for operation in [*self._live.values(), *self._ended]
-        ]
+        self._ended = [one for one in self._ended if one[0] > horizon]
+        return [*map(_info, self._live.values()), *(info for _, info in self._ended)]
 
     @property
     def live(self) -> list[Operation]:
         """Operations without an outcome."""
         return list(self._live.values())
+
+
+def _info(operation: Operation) -> OperationInfo:
+    return OperationInfo(
+        id=operation.id, verb=f"{operation.verb} {operation.target or ''}".strip(), by=operation.command.by,
+        state=operation.state, progress=operation.progress,
+    )  # fmt: skip

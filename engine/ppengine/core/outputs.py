@@ -13,7 +13,7 @@ from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
-from ppengine.core.output_state import Ending, Output, Sample
+from ppengine.core.output_state import Ending, Output, Sample, compact
 from ppengine.core.prompt_score_room import PromptScoreRoom
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
@@ -72,7 +72,8 @@ class OutputHub:
 
     def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams, number: int) -> Output:
         """Begin the output of a request. A request id is used once."""
-        output = Output(request, session, prompt_ids, sampling, [Sample() for _ in range(sampling.n)], number=number)
+        samples = [Sample() for _ in range(sampling.n)]
+        output = Output(request, session, compact(prompt_ids), sampling, samples, number=number)
         if self._tokenizer is not None and sampling.detokenize:
             for sample in output.samples:
                 stream = self._tokenizer.stream(prompt_ids)
@@ -96,7 +97,7 @@ class OutputHub:
         output = self.open(entered.name, entered.session, entered.prompt_ids, entered.sampling, entered.first)
         output.deaths = entered.deaths
         for sample, known in zip(output.samples, entered.samples, strict=True):
-            sample.tokens, sample.logprobs = known.tokens, known.logprobs
+            sample.tokens, sample.logprobs = compact(known.tokens), known.logprobs
             if known.finished is not None:
                 sample.finish_reason = known.finished.reason
             if known.finished is not None and known.text:
@@ -265,7 +266,7 @@ class OutputHub:
             client,
             Fetched(
                 nonce=question.nonce, request=output.request, sample=question.sample, offset=question.offset,
-                token_ids=tokens, text_offset=question.text_offset,
+                token_ids=tokens.tolist(), text_offset=question.text_offset,
                 text=sample.text[question.text_offset : shown], finished=done, finish_reason=sample.finish_reason,
                 logprobs=sample.logprobs[question.offset :], prompt_tokens=len(output.prompt_ids),
                 samples=len(output.samples), loss="" if sample.ending is None else sample.ending.info.loss,
@@ -353,9 +354,11 @@ def as_wire(output: Output) -> RequestOutput:
     """Return the output of a request in the form of the offline API."""
     return RequestOutput(
         output.request,
-        output.prompt_ids,
+        output.prompt_ids.tolist(),
         [
-            SampleOutput(list(sample.tokens), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs))
+            SampleOutput(
+                sample.tokens.tolist(), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs)
+            )
             for sample in output.samples
         ],
         output.finished,

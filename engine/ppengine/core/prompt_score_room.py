@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ppengine.core.output_state import Output
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.sampling import SamplingParams
@@ -10,7 +12,7 @@ HELD_MOST = 2**22
 """Log-probabilities of all outputs that may hold some: 130 to 170 bytes each, 0.7 GB at most."""
 
 
-def values_of(prompt_ids: list[int], sampling: SamplingParams) -> int:
+def values_of(prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
     """Return how many log-probabilities of its prompt a submission wants."""
     return 0 if sampling.prompt_logprobs is None else len(prompt_ids) * (sampling.prompt_logprobs + 1)
 

@@ -26,6 +26,7 @@ def live_detail(scheduler: Scheduler, request: Request, output: Output | None, n
         shared_blocks=[block for block in request.blocks if scheduler.blocks.device.references(block) > 1],
         host_blocks=list(request.host_blocks),
         in_flight=list(request.in_flight),
+        prompt_token_ids=request.prompt_ids,
         output_token_ids=list(request.output_ids),
         output_text=output.samples[request.sample].text if output else "",
     )
@@ -49,7 +50,7 @@ def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
         host_blocks=[], in_flight=[], sampling=entered.sampling, revision=0, age_s=info.took_s,
         queued_s=info.queue_s, first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
         preemptions=info.preemptions, swaps=0, priority=entered.samples[index].priority,
-        prompt_token_ids=entered.prompt_ids, history=history, client=info.client,
+        history=history, client=info.client,
     )  # fmt: skip
     return Ending(at, detail, info)
 
@@ -63,7 +64,8 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
         why=ending.detail.why if reason in ("length", "abort", "lost") else reason,
         age_s=ending.detail.age_s + now - ending.at,
         output_tokens=len(sample.tokens),
-        output_token_ids=list(sample.tokens),
+        prompt_token_ids=output.prompt_ids.tolist(),
+        output_token_ids=sample.tokens.tolist(),
         output_text=sample.text,
     )
 
@@ -133,7 +135,6 @@ def _detail(request: Request, now: float) -> RequestDetail:
         preemptions=request.preemptions,
         swaps=request.swaps,
         priority=request.priority,
-        prompt_token_ids=request.prompt_ids,
         history=[f"{when - arrival:.3f}s {text}" for when, text in request.history],
         principal=request.principal,
         client=request.client,
