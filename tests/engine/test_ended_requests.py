@@ -1,13 +1,17 @@
-"""Memory of requests that have ended: their tokens are compact, and read as before."""
+"""Memory of requests that have ended: their tokens are compact, bounded in number, and read as before."""
 
 from __future__ import annotations
 
 import sys
 
 import msgspec
+import pytest
 from core_world import CoreWorld
 from kept_objects import lists_of
-from ppengine.protocol.control import Fetch, Fetched, Inspect, Inspected
+from ppengine.core import outputs as hub_module
+from ppengine.core.output_state import LOGPROB_TOKENS
+from ppengine.core.outputs import OutputHub
+from ppengine.protocol.control import Fetch, Fetched, Inspect, Inspected, Logprob
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import AddMany, Collect, Collected
 from ppengine.protocol.sampling import SamplingParams
@@ -79,3 +83,59 @@ def test_prompts_of_a_session_leave_no_list_of_tokens_and_are_collected_as_befor
     assert not lists(core, PROMPT) and not lists(core, ANSWER[:10])
     [output] = collected(core).outputs
     assert (output.prompt_token_ids, output.samples[0].token_ids) == (PROMPT, ANSWER)
+
+
+class Hub:
+    """Outputs with a clock of the test."""
+
+    def __init__(self) -> None:
+        self.now, self.dropped = 1000.0, list[str]()
+        self.hub = OutputHub(None, lambda _client, _answer: None, lambda: self.now, lambda: "", self.dropped.extend)
+
+    def run(self, name: str, prompt: int, *, tokens: int = 1, top: int | None = None, read: bool = True) -> None:
+        self.hub.open(name, "", [1] * prompt, SamplingParams(logprobs=top), 0)
+        for token in range(tokens):
+            scores = None if top is None else Logprob(-1.0, [(one, -2.0) for one in range(top)])
+            self.hub.push(name, 0, token, scores, ended=False)
+        self.hub.finish(name, 0, "length")
+        if read:
+            self.hub.fetch(b"c", Fetch(nonce=1, request=name, wait_ms=0))
+
+
+def test_tokens_of_ended_outputs_are_bounded_and_the_oldest_read_one_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_TOKENS", 1000)
+    desk = Hub()
+    desk.run("unread", 99, read=False)
+    desk.run("large", 599)
+    desk.run("small", 99)
+    desk.run("next", 199)
+    assert desk.dropped == [], "1,000 tokens may stay"
+    desk.run("one more", 9)
+    assert desk.dropped == [], "an answer may have been lost on its way"
+    desk.now += hub_module.KEEP_READ_S
+    desk.run("last", 9)
+    assert desk.dropped == ["large"] and "unread" in desk.hub
+    desk.run("much", 979)
+    assert desk.dropped == ["large", "small", "next", "one more"], "newer answers stay a while, whatever their size"
+
+
+def test_forgotten_outputs_and_those_of_the_core_before_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_TOKENS", 1000)
+    desk = Hub()
+    desk.run("a", 899)
+    desk.now += hub_module.KEEP_READ_S
+    desk.run("b", 899)
+    assert desk.dropped == ["a"]
+    desk.now += hub_module.KEEP_READ_S
+    desk.hub.forget(["b"])
+    desk.run("c", 899)
+    assert desk.dropped == ["a", "b"] and "c" in desk.hub
+
+
+def test_log_probabilities_count_as_the_tokens_whose_memory_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEEP_TOKENS", 10 * 3 * LOGPROB_TOKENS)
+    desk = Hub()
+    desk.run("scored", 1, tokens=10, top=2)
+    desk.now += hub_module.KEEP_READ_S
+    desk.run("plain", 1)
+    assert desk.dropped == ["scored"]

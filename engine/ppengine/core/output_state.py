@@ -15,6 +15,9 @@ from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Timings
 
+LOGPROB_TOKENS = 32
+"""Tokens that need the memory of one log-probability, 128 bytes."""
+
 
 def compact(tokens: Iterable[int] = ()) -> array[int]:
     """Return tokens at four bytes each; in a list one takes up to 40."""
@@ -100,8 +103,17 @@ class Output:
     changed: int = 0
     read_at: float | None = None
     """When its end was first answered, on the hub's clock; the answer may have been lost on its way."""
+    weight: int = 0
+    """Tokens of prompt and samples once it has ended, and `LOGPROB_TOKENS` for each log-probability of samples."""
 
     @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
         return all(sample.finish_reason is not None for sample in self.samples)
+
+    def weigh(self) -> int:
+        """Set and return its weight."""
+        values = sum(1 + len(each.top) for sample in self.samples for each in sample.logprobs)
+        self.weight = len(self.prompt_ids) + sum(len(sample.tokens) for sample in self.samples)
+        self.weight += LOGPROB_TOKENS * values
+        return self.weight

@@ -6,7 +6,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
 from typing import Literal
 
 from ppengine.checkpoint.growing_text import GrowingText
@@ -24,6 +23,8 @@ MAX_WAITING = 10_000
 """Most waiting questions; later ones are answered at once with the present output."""
 KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
+KEEP_TOKENS = 16 * 1024 * 1024
+"""Most tokens of finished outputs, likewise: 64 MiB, and as much again for their text."""
 KEEP_READ_S = 60.0
 """An output stays that long after its end was answered: a gateway that ends takes answers with it."""
 
@@ -67,6 +68,8 @@ class OutputHub:
         self._touched: set[_Topic] = set()
         self._changes = 0
         self._finished = 0
+        self._tokens = 0
+        """Weight of the finished outputs."""
         self._clock = clock
         self._failure, self._dropped = failure, dropped
 
@@ -108,7 +111,7 @@ class OutputHub:
             self.scores.drop(output)  # They are computed before the first token alone.
         self._touch(output)
         if output.finished:
-            self._finished += 1
+            self._count(output)
             # What the core before this one has answered is not known.
             self._note_read(output)
         return output
@@ -156,7 +159,7 @@ class OutputHub:
         sample.ending = ending
         self._touch(output)
         if output.finished:
-            self._finished += 1
+            self._count(output)
             self._touched.add(("end in", output.session))
             self._trim()
 
@@ -310,13 +313,23 @@ class OutputHub:
         return bool(failure) or question.answers <= 0
 
     def _trim(self) -> None:
-        surplus = self._finished - KEEP_FINISHED
-        if surplus <= 0:
+        surplus, tokens = self._finished - KEEP_FINISHED, self._tokens - KEEP_TOKENS
+        if surplus <= 0 and tokens <= 0:
             return
-        late = self._clock() - KEEP_READ_S
-        read = ((one, one.read_at) for one in self._outputs.values() if one.finished and one.read_at is not None)
-        old = takewhile(lambda each: each[1] <= late, read)
-        self._drop([output for output, _ in islice(old, surplus)])
+        late, old = self._clock() - KEEP_READ_S, []
+        for output in self._outputs.values():
+            if output.read_at is None or not output.finished:
+                continue
+            if output.read_at > late or (surplus <= 0 and tokens <= 0):
+                break
+            old.append(output)
+            surplus, tokens = surplus - 1, tokens - output.weight
+        self._drop(old)
+
+    def _count(self, output: Output) -> None:
+        """Count an output that has finished."""
+        self._finished += 1
+        self._tokens += output.weigh()
 
     def _note_read(self, output: Output) -> None:
         if output.read_at is None:
@@ -326,6 +339,7 @@ class OutputHub:
         for output in outputs:
             del self._outputs[output.request]
             self._finished -= 1
+            self._tokens -= output.weight
             self.scores.drop(output)
             members = self._sessions.get(output.session)
             if members is not None:
