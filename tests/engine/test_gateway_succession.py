@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kept_objects import lists_of
 from monitor_helpers import PRINCIPAL
 from ppengine.core.answers import Answers
 from ppengine.core.event_feed import EventFeed
@@ -28,8 +29,9 @@ from ppengine.protocol.facts import Exited, Serving
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Attended, Happened, Recall, Recalled
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Verdict
-from ppengine.protocol.verbs import Continue, Pause
+from ppengine.protocol.verbs import Continue, Pause, Submit
 
 
 def event(text: str) -> Event:
@@ -305,6 +307,68 @@ def test_another_command_with_a_known_id_is_a_conflict_for_the_next_gateway_too(
     second.follow()
     second.say(Command(id="1", epoch="epoch", verb=Pause(mode="keep"), by="eve"))
     assert isinstance(second.got[-1], Refused) and second.got[-1].code == "CONFLICT"
+
+
+PROMPT = [(7 * place) % 90 + 300 for place in range(300)]
+
+
+def submit(*keys: int, prompt: list[int] = PROMPT) -> Command:
+    """Return a submission as it comes: with objects of its own, and a bias for tokens in the order of `keys`."""
+    sampling = SamplingParams(logit_bias={key: key / 2 for key in keys})
+    return Command(
+        id="1", epoch="epoch", verb=Submit(prompt_token_ids=list(prompt), request="r-1", sampling=sampling), by="eve"
+    )
+
+
+def test_a_command_that_has_ended_leaves_no_prompt_and_is_still_repeated(tmp_path: Path) -> None:
+    core = Core()
+    gateway = Killable(tmp_path, core, None)
+
+    def prompts() -> int:
+        return lists_of(PROMPT, gateway.desk, gateway, core)
+
+    handle, core.handle = core.handle, lambda command: None  # type: ignore[method-assign]
+    gateway.say(submit(3, 5))
+    assert prompts() == 1, "a core that comes back is sent it again"
+    handle(submit(3, 5))
+    gateway.pass_on()
+    assert prompts() == 0
+    first = list(gateway.got)
+    assert [type(one) for one in first] == [Accepted, Outcome]
+    core.handle = handle  # type: ignore[method-assign]
+    gateway.say(submit(3, 5))
+    gateway.say(submit(5, 3))
+    assert gateway.got == first * 3, "the order of keys makes no other command"
+    for other in (submit(3, 6), submit(3, 5, prompt=[*PROMPT[:-1], 1])):
+        gateway.say(other)
+        assert isinstance(gateway.got[-1], Refused) and gateway.got[-1].code == "CONFLICT"
+    assert core.carried_out == ["1"] and prompts() == 0
+
+
+def test_a_refused_command_that_waited_for_a_core_is_not_sent_to_the_next_one(tmp_path: Path) -> None:
+    core = Core()
+    gateway = Killable(tmp_path, core, None)
+    gateway.core_away = lambda: "the core is restarted"  # type: ignore[method-assign]
+    gateway.say(submit(3))
+    gateway.desk.core_lost("the engine has ended")
+    assert isinstance(gateway.got[-1], Refused)
+    gateway.core_away = lambda: ""  # type: ignore[method-assign]
+    gateway.desk.core_back()
+    gateway.desk.expire(time.monotonic() + 1000.0)
+    assert core.carried_out == [] and len(gateway.got) == 1, "one end"
+
+
+def test_a_command_that_ended_with_its_engine_is_not_begun_by_a_repeat(tmp_path: Path) -> None:
+    core = Core()
+    with pytest.raises(Killed):
+        Killable(tmp_path, core, 2).say(pause())
+    second = Killable(tmp_path, core, None)
+    second.follow(now=5.0)
+    second.desk.core_lost("the engine has ended")
+    second.desk.expire(5.1 + REPEAT_S)
+    second.say(pause())
+    assert isinstance(second.got[-1], Refused) and core.carried_out == []
+    assert [line.outcome for line in lines(tmp_path)] == ["received", "refused"], "one end"
 
 
 def test_consoles_wait_a_moment_for_a_core_that_is_stopped() -> None:

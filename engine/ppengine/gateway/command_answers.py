@@ -41,6 +41,11 @@ class Answers:
 
     def give(self, kept: Kept, reply: Reply, *, reported: bool = False) -> None:
         """Give an answer. `reported`: its event has been made already."""
+        self._enter(kept, reply, reported)
+        if kept.over:
+            kept.end()
+
+    def _enter(self, kept: Kept, reply: Reply, reported: bool) -> None:
         waited = any(isinstance(earlier, Deferred) for earlier in kept.replies)
         kept.replies.append(reply)
         kept.over = kept.over or is_end(reply)

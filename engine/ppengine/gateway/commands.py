@@ -99,7 +99,8 @@ class CommandDesk:
             self._answer(client, Refused(id=command.id, code="RATE_LIMITED", text=text))
             return
         command.console = session.console
-        kept = Kept(entry_of(command, session.program, session.principal.name), brief(command), client, command)
+        kept = Kept(entry_of(command, session.program, session.principal.name), brief(command), client)
+        kept.take(command)
         # An engine that cannot record must still be stopped: the reserve of the log is for that.
         why = self._answers.write(kept.entry, reserved=kept.ends_engine)
         if why and not kept.ends_engine:
@@ -240,7 +241,8 @@ class CommandDesk:
             self._answer(client, reply)
         if known.forget_at is not None:
             command.console = session.console
-            known.forget_at, known.command = None, command
+            known.forget_at = None
+            known.take(command)
             refusal = refusal_of(head, command, session, self._epoch, self._lease)
             if refusal is None:
                 self._effects.begin(known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from hashlib import blake2b
 from typing import Literal, cast
 
 import msgspec
@@ -16,14 +17,17 @@ from ppengine.protocol.verbs import Many, label_of, row_of
 
 
 class Kept(msgspec.Struct):
-    """One command and its answers so far. `command` is None until the console of a predecessor's repeats it."""
+    """One command and its answers so far."""
 
     entry: Entry
-    """Its first line in the audit log."""
+    """Its first line in the audit log; without arguments once a command that has a digest has ended."""
     words: str
     """The verb and its short arguments."""
     client: bytes = b""
     command: Command | None = None
+    """None: it has ended, or the console of a predecessor's has not repeated it."""
+    digest: bytes = b""
+    """Digest of its verb, for repeats; empty: only the audit log has it."""
     replies: list[Reply] = []
     over: bool = False
     audited: set[str] = set()
@@ -36,6 +40,16 @@ class Kept(msgspec.Struct):
     """Cores that ended after they had got it, and before they had answered."""
     forget_at: float | None = None
     """Time until which its console may repeat a command that never reached the core; then it is refused."""
+
+    def take(self, command: Command) -> None:
+        """Take the command from its console."""
+        self.command, self.digest = command, _digest(command)
+
+    def end(self) -> None:
+        """Drop what answers to repeats do not need: the verb, which may have a long prompt, and its arguments."""
+        self.command = self.waits_since = self.forget_at = None
+        if self.digest:
+            self.entry = msgspec.structs.replace(self.entry, args={})
 
     @property
     def row(self) -> Row:
@@ -82,11 +96,17 @@ def repeats(known: Kept, command: Command, principal: str) -> bool:
     """
     if known.entry.principal != principal:
         return False
-    if known.command is not None:
-        return (known.command.by, known.command.verb) == (command.by, command.verb)
+    if known.digest:
+        return (known.entry.by, known.digest) == (command.by, _digest(command))
     first, second = known.entry, entry_of(command, "", principal)
     same_args = msgspec.json.encode(first.args, order="sorted") == msgspec.json.encode(second.args, order="sorted")
     return (first.by, first.verb) == (second.by, second.verb) and same_args
+
+
+def _digest(command: Command) -> bytes:
+    # The order of a dict's keys makes no other command.
+    plain = msgspec.to_builtins(command.verb, str_keys=True)
+    return blake2b(msgspec.msgpack.encode(plain, order="deterministic"), digest_size=16).digest()
 
 
 def as_recorded(line: Entry) -> Reply:
