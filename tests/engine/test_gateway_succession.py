@@ -371,6 +371,15 @@ def test_a_command_that_ended_with_its_engine_is_not_begun_by_a_repeat(tmp_path:
     assert [line.outcome for line in lines(tmp_path)] == ["received", "refused"], "one end"
 
 
+def test_the_next_gateway_repeats_a_submission_that_has_ended(tmp_path: Path) -> None:
+    core = Core()
+    Killable(tmp_path, core, None).say(submit(3, 5))
+    second = Killable(tmp_path, core, None)
+    second.follow()
+    second.say(submit(5, 3))
+    assert isinstance(second.got[-1], Outcome) and core.carried_out == ["1"]
+
+
 def test_consoles_wait_a_moment_for_a_core_that_is_stopped() -> None:
     asked: list[Recall] = []
     desk = type("Desk", (), {"adopt": lambda self: []})()

@@ -217,7 +217,7 @@ def _arguments(command: Command) -> dict[str, Any]:
         each = msgspec.to_builtins(many.verbs[0])
         shared = {name: value for name, value in each.items() if name not in ("type", "request")}
         return {"verb": label_of(many), "count": len(many.verbs), "requests": many.requests, **shared}
-    arguments: dict[str, Any] = msgspec.to_builtins(command.verb)
+    arguments: dict[str, Any] = msgspec.to_builtins(command.verb, str_keys=True)
     arguments.pop("type", None)
     if isinstance(command.verb, StoreAdd):
         arguments["url"] = without_secrets(command.verb.url)
