@@ -145,11 +145,11 @@ class ConsoleApp(App[int]):
 
     async def _switch_to(self, engine: EngineRecord | EndedEngine) -> None:
         from ppconsole.link.ended import EndedSource
-        from ppconsole.link.engine_link import EngineLink
+        from ppconsole.link.engine_link import WARNINGS, EngineLink
 
         source: Source
         if isinstance(engine, EngineRecord):
-            source = EngineLink(engine, read_only=self.model.state.read_only, slow=True)
+            source = EngineLink(engine, warnings=WARNINGS, read_only=self.model.state.read_only, slow=True)
         else:
             source = await asyncio.to_thread(EndedSource, engine)
         await self.source.close()

@@ -77,6 +77,7 @@ from ppengine.protocol.inspection import (
 )
 from ppengine.protocol.past_files import CAPABILITY, ListPast, ReadPast
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.severity import is_at_least
 from ppengine.protocol.snapshot import (
     EngineInfo,
     Event,
@@ -536,6 +537,9 @@ class FakeGateway:
             oldest = max(1, len(self.events) - self.ring + 1)
             found = [event for event in self.events if max(message.after, oldest - 1) < event.seq <= until]
             gone = message.after + 1 < oldest
+            if message.level is not None:
+                of_level = [event for event in self.events if message.after < event.seq <= until]
+                found, gone = [event for event in of_level if is_at_least(event, message.level)], False
             self._send(self._bulk, to, Replayed(nonce=message.nonce, events=found, newest=len(self.events), gone=gone))
         elif isinstance(message, Fetch):
             self.asked += 1

@@ -123,6 +123,17 @@ async def test_backlog_gap_and_replay(fake: FakeGateway) -> None:
         assert fake.replays[-1].until == 8
 
 
+async def test_warnings_before_the_backlog_come_first(fake: FakeGateway) -> None:
+    for kind in ("stage.dead", "op.failed", "request.finished", "stage.stopped", *("request.finished",) * 9):
+        fake.event(kind, "text")
+    async with attached(fake, backlog=3, warnings=2) as (_, seen):
+        await seen.until(lambda seen: len(seen.events) == 5)
+        assert [event.seq for event in seen.events] == [2, 4, 11, 12, 13]
+        fake.event("after", "next")
+        await seen.until(lambda seen: seen.events[-1].seq == 14)
+        assert [(each.level, each.most) for each in fake.replays] == [("warning", 2), (None, None)]
+
+
 async def test_a_lost_newest_event_is_seen_by_the_snapshot(fake: FakeGateway) -> None:
     async with attached(fake) as (_, seen):
         fake.lose_events(2)

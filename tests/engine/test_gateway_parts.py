@@ -9,7 +9,7 @@ import pytest
 import zmq
 from monitor_helpers import PRINCIPAL, until
 from ppengine.common import logs
-from ppengine.gateway.event_log import EventLog
+from ppengine.gateway.event_log import WARNINGS_KEPT, EventLog
 from ppengine.gateway.keyring import Principal
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.sessions import ATTACHED_S, FORGET_S, OF_KEY_MOST, Sessions
@@ -137,6 +137,25 @@ def test_replay_of_a_small_ring(after, until_seq, want, gone):
     assert ([event.seq for event in answer.events], answer.gone, answer.newest) == (want, gone, 6)
     assert [event.seq for event in published] == [1, 2, 3, 4, 5, 6]
     assert events.oldest == 4
+
+
+def test_warnings_stay_when_ends_of_requests_have_filled_the_ring():
+    events = EventLog(lambda event: None, kept=3)
+    for kind in ("stage.dead", "stage.stopped", "stage.ready", *("request.finished",) * 5):
+        events.say(kind, "text")
+
+    def found(**question):
+        return [event.seq for event in events.replay(Replay(nonce=1, after=0, **question)).events]
+
+    assert (found(), found(level="info"), found(level="warning"), found(level="error")) == (
+        [6, 7, 8], [6, 7, 8], [1, 2], [1],
+    )  # fmt: skip
+    assert (found(level="warning", most=1), found(level="warning", most=0), found(level="warning", until=1)) == (
+        [2], [], [1],
+    )  # fmt: skip
+    for _ in range(WARNINGS_KEPT):
+        events.say("stage.stopped", "text")
+    assert found(level="warning") == list(range(9, 9 + WARNINGS_KEPT)) and found(level="error") == []
 
 
 def test_replay_before_anything_happened():

@@ -94,11 +94,11 @@ async def _answers(record: EngineRecord, timeout: float) -> None:
 def open_console(record: EngineRecord, *, read_only: bool = False, note: str = "") -> int:
     """Run the console on an engine until the operator leaves; return its exit code. The screen shows `note`."""
     from ppconsole.app import run_console
-    from ppconsole.link.engine_link import EngineLink
+    from ppconsole.link.engine_link import WARNINGS, EngineLink
 
     # The display changes once a second, and nine snapshots of ten would be decoded for nothing. A verdict or a
     # stage that died comes at once in both rhythms.
-    link = EngineLink(record, read_only=read_only, slow=True)
+    link = EngineLink(record, warnings=WARNINGS, read_only=read_only, slow=True)
     return run_console(link, read_only=read_only, title=note)
 
 

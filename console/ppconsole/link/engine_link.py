@@ -38,6 +38,7 @@ from ppengine.protocol.frames import (
 from ppengine.protocol.kept_files import engine_folder, read_end
 from ppengine.protocol.past_files import CAPABILITY, ListPast, PastListed, PastPart, ReadPast
 from ppengine.protocol.recording import LinkState, Update
+from ppengine.protocol.severity import Level, is_at_least
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verb_table import Role
 from ppengine.protocol.verbs import Verb
@@ -51,12 +52,15 @@ from ppconsole.link.source import DETAILS, AccessDenied, Detail, InspectOptions,
 from ppconsole.model.endings import end_words
 
 GATHER_S = 0.25
+WARNINGS = 100
+"""Older warnings and errors of a console."""
 
 
 class EngineLink:
     """A `Source` on a running engine. Never gives up by itself: `lost` is a state, not an end.
 
-    `backlog`: how many older events to ask for when it attaches. `slow`: one snapshot a second instead of ten, and
+    `backlog`: how many older events to ask for when it attaches. `warnings`: how many warnings and errors before
+    those, which under load have left them long ago. `slow`: one snapshot a second instead of ten, and
     what follows upon another in less than `GATHER_S` waits for it. `passing`: no console, but a client that waits for
     something and goes, such as `submit`.
     """
@@ -71,6 +75,7 @@ class EngineLink:
         user: str | None = None,
         read_only: bool = False,
         backlog: int = 100,
+        warnings: int = 0,
         slow: bool = False,
         passing: bool = False,
         timing: Timing | None = None,
@@ -81,12 +86,14 @@ class EngineLink:
         self._passing = passing
         self._console = command_id()
         self._find = find or rediscover(record)
-        self._backlog = backlog
+        self._backlog, self._warnings = backlog, warnings
         self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
         self._timing = timing or (Timing(gather_s=GATHER_S) if slow else Timing())
         self._emit: Callable[[Update], None] = lambda update: None
         self._commands = Commands()
         self._order = EventOrder()
+        self._before = 0
+        """Sequence up to which warnings and errors are still to be asked for; 0: none."""
         self._session: Session | None = None
         self._over: EndedEngine | None = None
         self._attached = asyncio.Event()
@@ -216,6 +223,14 @@ class EngineLink:
             raise QueryFailed("PROTOCOL", f"the engine answered about the past with {type(answer).__name__}")
         return answer
 
+    async def newest_of(self, level: Level, most: int, until: int) -> list[Event]:
+        """Return the newest events up to `until` of a level and above. Raises LinkLost, QueryFailed."""
+        answer = await self._ask(Replay(nonce=0, after=0, until=until, level=level, most=most))
+        found = answer.events if isinstance(answer, Replayed) else []
+        # An engine of an earlier version answers with all levels.
+        chosen = [event for event in found if event.seq <= until and is_at_least(event, level)]
+        return chosen[-most:] if most > 0 else []
+
     async def _ask(self, question: ToBulk, wait_s: float = 0.0) -> Answer:
         session = self._session
         if session is None:
@@ -300,6 +315,7 @@ class EngineLink:
                 self._snapshot_at = None
             self._epoch = welcome.epoch
             self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
+            self._before = self._order.last if self._warnings else 0
         self._behind_since = None
         self._session, self._over, self._denied = session, None, False
         self._attached.set()
@@ -353,12 +369,21 @@ class EngineLink:
         missing = order.missing
         question = Replay(nonce=0, after=order.last, until=missing[1] if missing else newest)
         try:
+            await self._fill_warnings()
             answer = await session.ask(question)
         except (LinkLost, QueryFailed):
             self._deliver(order.fill([], newest))
             return
         if isinstance(answer, Replayed):
             self._deliver(order.fill(answer.events, answer.newest if answer.gone else newest))
+
+    async def _fill_warnings(self) -> None:
+        """Deliver the warnings and errors before the backlog: no event is delivered before the backlog is here."""
+        before, self._before = self._before, 0
+        if before:
+            with contextlib.suppress(QueryFailed):
+                for event in await self.newest_of("warning", self._warnings, before):
+                    self._emit(event)
 
     def _age(self) -> float | None:
         return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at

@@ -1,4 +1,7 @@
-"""The numbered events of one epoch: newest 10,000 for replay. Another gateway goes on with them, from their journal."""
+"""The numbered events of one epoch: newest 10,000 for replay, and newest 1,000 warnings and errors.
+
+Another gateway goes on with them, from their journal.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ import msgspec
 from ppengine.gateway.event_journal import Entry, EventJournal
 from ppengine.protocol.control import Replay, Replayed
 from ppengine.protocol.reports import Happened
+from ppengine.protocol.severity import is_at_least
 from ppengine.protocol.snapshot import Event
 
-KEPT = 10_000
+KEPT, WARNINGS_KEPT = 10_000, 1000
 
 
 class EventLog:
@@ -26,6 +30,8 @@ class EventLog:
         if journal is not None:
             before, journal.restored = journal.restored, before
         self._ring: deque[Event] = deque((entry.event for entry in before), maxlen=kept)
+        self._warnings: deque[Event] = deque(filter(_warns, self._ring), maxlen=WARNINGS_KEPT)
+        """Warnings and errors: under load, ends of requests fill the ring in half a minute."""
         self.newest = self._ring[-1].seq if self._ring else 0
         self.core = before[-1].core if before else 0
         """The core's own number of the newest event of the core."""
@@ -64,6 +70,7 @@ class EventLog:
             self._journal.write([Entry(event, core + k if core else self.core) for k, event in enumerate(numbered)])
         self.newest += len(numbered)
         self._ring.extend(numbered)
+        self._warnings.extend(filter(_warns, numbered))
         for event in numbered:
             self._publish(event)
         return numbered
@@ -78,9 +85,23 @@ class EventLog:
     def replay(self, question: Replay) -> Replayed:
         """Return the requested events; `gone` if part of them has left the ring."""
         until = self.newest if question.until is None else min(question.until, self.newest)
+        if question.level is not None:
+            return Replayed(nonce=question.nonce, events=self._of_level(question, until), newest=self.newest)
         first = max(question.after + 1, self.oldest)
         skip = first - self.oldest
         events = list(islice(self._ring, skip, max(skip, skip + until - first + 1)))
         # A reader that is ahead has seen another epoch.
         gone = (question.after + 1 < self.oldest and question.after < until) or question.after > self.newest
         return Replayed(nonce=question.nonce, events=events, newest=self.newest, gone=gone)
+
+    def _of_level(self, question: Replay, until: int) -> list[Event]:
+        """Return the newest events of a level and above, also those that have left the ring."""
+        level = question.level or "info"
+        kept = self._ring if level == "info" else self._warnings
+        found = [event for event in kept if question.after < event.seq <= until and is_at_least(event, level)]
+        return found if question.most is None else found[max(0, len(found) - max(0, question.most)) :]
+
+
+def _warns(event: Event) -> bool:
+    """Return whether an event is a warning or an error."""
+    return is_at_least(event, "warning")

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from ppengine.protocol.past_files import ListPast, PastListed, PastPart, ReadPast
+from ppengine.protocol.severity import Level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verb_table import Role
 from ppengine.protocol.verbs import Verb
@@ -173,6 +174,10 @@ class Replay(msgspec.Struct, tag="replay", kw_only=True):
     nonce: int
     after: int
     until: int | None = None
+    level: Level | None = None
+    """Only events of this level and above, from those that the engine keeps by their level; null: all of the ring."""
+    most: int | None = None
+    """With a level: the number of the newest events to send; null: all."""
 
 
 class Replayed(msgspec.Struct, tag="replayed", kw_only=True):
