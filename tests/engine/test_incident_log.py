@@ -256,3 +256,20 @@ def test_a_disk_that_cannot_be_written_never_raises(tmp_path, clock, log, caplog
     log.look(record, [record.verdict])
     log.close()
     assert "incident 1 is not kept" in caplog.text and log.newest.number == 1
+
+
+def test_an_incident_under_load_keeps_the_events_that_are_about_it(tmp_path, clock, log):
+    log.note_event(event(clock, "stage.stopped", "stage 1 is stopped"))
+    for _ in range(300):
+        log.note_event(event(clock, "request.finished", "r-1 stop, 3 tokens"))
+    record = fault(clock)
+    log.look(record, [record.verdict])
+    for _ in range(300):
+        log.note_event(event(clock, "request.finished", "r-1 stop, 3 tokens"))
+    log.note_event(event(clock, "stage.continued", "stage 1 is continued, now idle"))
+    clock.now += 60
+    record.over_wall = clock.now
+    log.look(record, [])
+    (incident,) = kept(tmp_path)
+    assert [each.kind for each in incident.events] == ["stage.stopped", "stage.continued"]
+    assert incident.info.ended == "stage 1 is continued, now idle"

@@ -17,6 +17,7 @@ from ppengine.protocol.facts import Serving
 from ppengine.protocol.incidents import FILE, Incident, incident_folders, newest_incident
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.kept_files import write_file
+from ppengine.protocol.severity import is_routine
 from ppengine.protocol.snapshot import Event, IncidentInfo, Verdict
 
 AROUND_S = 60.0
@@ -76,7 +77,9 @@ class IncidentLog:
         self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
 
     def note_event(self, event: Event) -> None:
-        """Keep an event that may belong to an incident."""
+        """Keep an event that may belong to an incident; ends of requests would leave no room for the others."""
+        if is_routine(event):
+            return
         if self._open is not None:
             if len(self._open.events) < _EVENTS_MOST:
                 self._open.events.append(event)
