@@ -215,10 +215,17 @@ def test_events_past_and_followed(cli: Cli, fake: FakeGateway) -> None:
     assert "op.applied [eve] swap-out applied" in run.out
     assert [row["seq"] for row in cli("events", "--json", "--last", "1").rows] == [2]
     assert cli("events", "--last", "0").out == ""
-    process = cli.process("events", "-f", "--json", "--last", "0")
-    until(lambda: len(fake.hellos) == 4)
-    fake.event("later", "third")
+    for _ in range(5):
+        fake.event("request.finished", "r-1 stop, 3 tokens")
+    fake.ring = 2
+    assert [row["seq"] for row in cli("events", "--json", "--level", "warning", "--last", "1").rows] == [2]
+    assert [row["seq"] for row in cli("events", "--json", "--last", "1").rows] == [7]
+    assert cli("events", "--level", "error", "--last", "0").out == ""
+    process = cli.process("events", "-f", "--json", "--level", "warning")
     assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["seq"] == 2
+    fake.event("request.finished", "r-2 stop, 3 tokens")
+    fake.event("op.failed", "third")
     assert json.loads(process.stdout.readline())["text"] == "third"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

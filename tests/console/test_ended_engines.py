@@ -56,6 +56,19 @@ def test_looks_read_the_kept_files_and_say_so(cli: Cli) -> None:
     assert [row["seq"] for row in cli("-e", "inc", "events", "--last", "2", "--json").rows] == [5, 6]
 
 
+def test_warnings_of_an_ended_engine_are_found_behind_the_others(cli: Cli) -> None:
+    path = kept_engine() / "history" / f"{int(time.time() * 1e3):015d}.rec"
+    recorder = Recorder(path, engine="dead01", name="inc")
+    kinds = ("stage.stopped", "stage.dead", *("request.finished",) * 3)
+    for seq, kind in enumerate(kinds, 7):
+        recorder.write(Event(seq=seq, wall=time.time(), kind=kind, text="text"))
+    recorder.close()
+    asked = ("-e", "inc", "events", "--json", "--level")
+    assert [row["seq"] for row in cli(*asked, "warning").rows] == [7, 8]
+    assert [row["seq"] for row in cli(*asked, "warning", "--last", "1").rows] == [8]
+    assert cli(*asked, "error", "--last", "0").rows == []
+
+
 def test_a_live_engine_of_that_name_is_meant_first(cli: Cli, live: FakeGateway) -> None:
     kept_engine()
     run = cli("-e", "inc", "status", "--json")

@@ -112,6 +112,22 @@ def test_a_new_epoch_is_marked_and_voids_outputs() -> None:
     assert state.events[-1].kind == "link.new-epoch"
 
 
+def test_ends_of_requests_make_room_for_the_other_events() -> None:
+    state = reduce(live(), Event(seq=1, wall=0.0, kind="stage.dead", text="stage 1 is dead"), 10.0)
+    for seq in range(2, 3 * MAX_EVENTS):
+        state = reduce(state, Event(seq=seq, wall=0.0, kind="request.finished", text="r stop, 3 tokens"), 10.0)
+    assert [len(state.events), state.events[0].kind, state.events[1].seq] == [
+        MAX_EVENTS,
+        "stage.dead",
+        2 * MAX_EVENTS + 1,
+    ]
+    for seq in range(3 * MAX_EVENTS, 5 * MAX_EVENTS):
+        state = reduce(state, Event(seq=seq, wall=0.0, kind="stage.lost", text="t"), 10.0)
+    assert [len(state.events), state.events[0].seq, state.events[-1].seq] == [
+        MAX_EVENTS, 4 * MAX_EVENTS, 5 * MAX_EVENTS - 1,
+    ]  # fmt: skip
+
+
 def test_events_and_outputs_are_bounded() -> None:
     state = live()
     for seq in range(MAX_EVENTS + 10):

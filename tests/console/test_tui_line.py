@@ -373,6 +373,27 @@ async def test_logs_are_searched():
         assert isinstance(rig.app.screen, EventsScreen)
 
 
+async def test_warnings_alone_are_one_key_away_under_load():
+    async with console(size=(80, 24)) as rig:
+        for seq, kind in ((900, "stage.lost"), *((seq, "request.finished") for seq in range(901, 950))):
+            rig.source.send(Event(seq=seq, wall=1.7e9, kind=kind, text=f"r-1 stop, {seq} tokens", request="r-1"))
+        rig.app.tick()
+        tail = rig.board("left")
+        assert "949 tokens" in tail and "requests ended: " in tail and "900 tokens" in tail
+        await rig.pilot.press("e")
+        assert "949 tokens" in rig.board("reader-body") and "900 tokens" not in rig.board("reader-body")
+        await rig.pilot.press("W")
+        assert "900 tokens" in rig.board("reader-body") and "949 tokens" not in rig.board("reader-body")
+        assert "EVENTS: WARNINGS AND ERRORS" in rig.board("reader-title")
+        await rig.pilot.press("escape")
+        assert "LOG W" in rig.board("left") and "900 tokens" in rig.board("left")
+        assert "949 tokens" not in rig.board("left") and "requests ended: " not in rig.board("left")
+        await rig.pilot.press("W")
+        assert "LOG E" in rig.board("left")
+        await rig.pilot.press("W")
+        assert "949 tokens" in rig.board("left") and "LOG E" not in rig.board("left")
+
+
 async def test_a_text_is_found_that_is_broken_over_two_rows_of_an_event():
     async with console(size=(60, 16)) as rig:
         text = f"{'a stage went away and came back, ' * 3}then two words"

@@ -525,3 +525,26 @@ def test_figures_above_an_objective_are_yellow():
 def test_ids_over_http_show_their_end(name, shown):
     """All of them begin alike; other ids keep their beginning, which their user chose."""
     assert id_text(name, 10) == shown
+
+
+def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view():
+    fault = Event(seq=1, wall=1.7e9, kind="stage.dead", text="stage 1 is dead")
+    reasons = ("stop", "abort by eve", "length")
+    ends = [
+        Event(
+            seq=seq,
+            wall=1.7e9,
+            kind="request.finished",
+            text=f"r-{seq} {reasons[seq % 3]}, 4 tokens",
+            request=f"r-{seq}",
+        )
+        for seq in range(2, 32)
+    ]
+    shown = [line[14:] for line in texts(events.tail([fault, *ends], 80, 6))]
+    assert [line.rstrip() for line in shown] == [
+        "E stage 1 is dead",
+        "● 29 requests ended: 9 abort, 10 length, 10 stop",
+        "● r-31 abort by eve, 4 tokens",
+    ]
+    few = texts(events.tail([fault, *ends[:2]], 80, 6))
+    assert len(few) == 3 and "r-2" in few[1] and "r-3" in few[2], "a few are shown as they are"

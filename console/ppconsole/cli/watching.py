@@ -14,6 +14,7 @@ from ppconsole.cli.session import attached, one_snapshot, opened, print_json, ru
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
+    from ppengine.protocol.severity import Level
     from ppengine.protocol.snapshot import Event, Snapshot
 
 _CLEAR = "\x1b[H\x1b[J"
@@ -110,16 +111,24 @@ async def _watch(common: Common, interval: float, count: int | None, choose: Cal
 @common_options
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now.")
 @click.option("--last", type=click.IntRange(0, 10_000), default=100, show_default=True, help="How many older ones.")
-def events_command(common: Common, follow: bool, last: int) -> None:
+@click.option(
+    "--level",
+    type=click.Choice(["info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Least level: warning leaves out ends of requests, and all that went well.",
+)
+def events_command(common: Common, follow: bool, last: int, level: Level) -> None:
     """Print what happened, in order.
 
     An engine that has ended has those of its last hour. --json prints one event a line.
     """
-    run(lambda: _events(common, follow, last))
+    run(lambda: _events(common, follow, last, level))
 
 
-async def _events(common: Common, follow: bool, last: int) -> None:
+async def _events(common: Common, follow: bool, last: int, level: Level) -> None:
     from ppengine.protocol.recording import LinkState
+    from ppengine.protocol.severity import is_at_least
     from ppengine.protocol.snapshot import Event
 
     from ppconsole.cli.render import event_line
@@ -138,18 +147,22 @@ async def _events(common: Common, follow: bool, last: int) -> None:
             say(f"{update.state}: {update.text}")
 
     def put(event: Event) -> None:
+        if not is_at_least(event, level):
+            return
         if common.json:
             print_json(event)
         else:
             click.echo(event_line(event))
 
-    async with opened(common, take, slow=True, backlog=last) as source:
+    async with opened(common, take, slow=True, backlog=last if level == "info" else 0) as source:
         if isinstance(source, EndedSource):
-            for event in source.events(last):
+            for event in source.events(last, level):
                 put(event)
             return
         newest = (await source.attached()).event_seq
-        seen = newest if last == 0 else 0
+        seen = newest if last == 0 or level != "info" else 0
+        for event in await source.newest_of(level, last, newest) if level != "info" else ():
+            put(event)
         while follow or seen < newest:
             try:
                 async with asyncio.timeout(None if follow else common.timeout or 10):

@@ -12,6 +12,7 @@ from ppengine.protocol.discovery import EndedEngine
 from ppengine.protocol.incidents import newest_incident
 from ppengine.protocol.inspection import AuditDetail, LogsDetail
 from ppengine.protocol.recording import LinkState, Update
+from ppengine.protocol.severity import Level, is_at_least
 from ppengine.protocol.snapshot import Event
 
 from ppconsole.link.history import History, segments
@@ -20,6 +21,9 @@ from ppconsole.link.kept_requests import KeptRequest, find_request, kept_segment
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import Detail, InspectOptions, QueryFailed
 from ppconsole.model.endings import end_words
+
+_READ_MOST = 100_000
+"""Events among which those of a level are looked for."""
 
 
 def kept_detail(ended: EndedEngine, what: InspectWhat, options: InspectOptions, until: float = float("inf")) -> Detail:
@@ -67,9 +71,12 @@ class EndedSource(ReplaySource):
         past = History.of_segments(segments([ended.folder / "history"]))
         super().__init__(past, begin=past.end, paused=True)
 
-    def events(self, most: int) -> list[Event]:
-        """Return its last events."""
-        return self.history.at(self.history.end, most, float("inf")).events
+    def events(self, most: int, level: Level = "info") -> list[Event]:
+        """Return its last events of a level and above."""
+        read = most if level == "info" else _READ_MOST
+        kept = self.history.at(self.history.end, read, float("inf")).events
+        found = [event for event in kept if is_at_least(event, level)]
+        return found[max(0, len(found) - most) :]
 
     async def start(self, on_update: Callable[[Update], None]) -> None:
         """Deliver the last moment, and that the engine has ended."""

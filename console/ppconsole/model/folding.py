@@ -1,11 +1,13 @@
-"""Lines that differ by their stage alone, as one line: `stages 0 to 3 were killed by SIGKILL`."""
+"""Many lines as one: those that differ by their stage alone, and ends of requests that follow each other."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+from ppengine.protocol.severity import is_routine
 from ppengine.protocol.snapshot import Event
 
 _STAGE = re.compile(r"\bstage (\d+)(?: rank (\d+))?(?: \(pid \d+\))?(?= (?:was|is|ended)\b)")
@@ -32,6 +34,28 @@ def folded(events: Iterable[Event]) -> list[Event]:
         else:
             found += group
     return found
+
+
+def counted(events: Iterable[Event], most: int) -> list[Event]:
+    """Return events, each run of more than `most` ends of requests as a count and the newest `most - 1` of them."""
+    found: list[Event] = []
+    for routine, run in groupby(events, is_routine):
+        group = list(run)
+        if routine and len(group) > most:
+            found.append(_count(group[: 1 - most]))
+            group = group[1 - most :]
+        found += group
+    return found
+
+
+def _count(ends: Sequence[Event]) -> Event:
+    """Return one event for the ends of several requests: `37 requests ended: 20 stop, 12 length, 5 abort`."""
+    reasons = Counter(
+        event.text.removeprefix(f"{event.request} ").partition(",")[0].partition(" ")[0] for event in ends
+    )
+    named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    last = ends[-1]
+    return Event(seq=last.seq, wall=last.wall, kind=last.kind, text=f"{len(ends)} requests ended: {named}")
 
 
 def _one(texts: list[str]) -> str:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import LinkState, Update
+from ppengine.protocol.severity import is_routine
 from ppengine.protocol.snapshot import Event, Snapshot
 
 from ppconsole.model.filters import FilterError
@@ -26,7 +27,7 @@ def reduce(state: ConsoleState, update: Update, now: float) -> ConsoleState:
         return _on_link(state, update)
     if isinstance(update, Snapshot):
         return _on_snapshot(state, update, now)
-    return replace(state, events=(*state.events, update)[-MAX_EVENTS:])
+    return replace(state, events=_kept((*state.events, update)))
 
 
 def set_filter(state: ConsoleState, text: str) -> ConsoleState:
@@ -67,6 +68,15 @@ def _with_output(state: ConsoleState, new: Output) -> ConsoleState:
     return replace(state, outputs=MappingProxyType({output.request: output for output in kept}))
 
 
+def _kept(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """Return at most MAX_EVENTS: an end of a request in the older half goes before any other event."""
+    while len(events) > MAX_EVENTS:
+        older = range(len(events) // 2)
+        gone = next((index for index in older if is_routine(events[index])), 0)
+        events = events[:gone] + events[gone + 1 :]
+    return events
+
+
 def _on_link(state: ConsoleState, link: LinkState) -> ConsoleState:
     if link.state == "new-epoch":
         return replace(state, link=link, outputs=MappingProxyType({}))
@@ -84,7 +94,7 @@ def _on_snapshot(state: ConsoleState, snapshot: Snapshot, now: float) -> Console
     if state.epoch is not None:
         text = f"{snapshot.engine.name} restarted: requests and events before this line are of another epoch"
         mark = Event(seq=0, wall=snapshot.sampled_at, kind="link.new-epoch", text=text)
-        events = (*events, mark)[-MAX_EVENTS:]
+        events = _kept((*events, mark))
     return replace(
         state,
         link=link,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ppengine.protocol.recording import LinkState
+from ppengine.protocol.severity import Level
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.verb_table import Role
 
@@ -52,6 +53,8 @@ class ConsoleState:
     filter_error: str = ""
     """Why the typed filter cannot be understood; empty if it can."""
     order: Order = BY_ARRIVAL
+    level: Level = "info"
+    """The least level of the events that log and events screen show."""
     span_ms: float = SPAN_MS
     """Milliseconds that the timeline covers; one of `SPANS_MS`, and it changes by keys alone."""
     outputs: Mapping[str, Output] = field(default_factory=lambda: MappingProxyType({}))

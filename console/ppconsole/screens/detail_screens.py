@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ppengine.protocol.inspection import LogsDetail, StacksDetail
+from ppengine.protocol.severity import Level
 from ppengine.protocol.snapshot import Event
 from textual.binding import Binding, BindingType
 
@@ -27,8 +28,10 @@ from ppconsole.view import (
     trend_rows,
 )
 from ppconsole.view.cells import Row, row
-from ppconsole.view.keys import HELP_KEYS, SCALE_KEY, Key, reader_keys
+from ppconsole.view.keys import HELP_KEYS, LEVEL_KEY, SCALE_KEY, Key, reader_keys
 from ppconsole.view.legend import Section
+
+_SHOWN: dict[Level, str] = {"info": "", "warning": ": WARNINGS AND ERRORS", "error": ": ERRORS"}
 
 
 class _OfStage(Reader):
@@ -158,8 +161,10 @@ class EventsScreen(Reader):
 
     topic: ClassVar[str] = "events"
     follows_end: ClassVar[bool] = True
-    keys: ClassVar[tuple[Key, ...]] = reader_keys((), None)
-    BINDINGS: ClassVar[list[BindingType]] = verb_keys("memory", "engine")
+    keys: ClassVar[tuple[Key, ...]] = reader_keys((LEVEL_KEY,), None)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(LEVEL_KEY[0], "level", "warnings, errors, or all events", show=False), *verb_keys("memory", "engine"),
+    ]  # fmt: skip
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -171,7 +176,17 @@ class EventsScreen(Reader):
 
     def heading(self) -> str:
         """Return the title."""
-        return "EVENTS SINCE THE MARK" if self._interval() else "EVENTS"
+        title = "EVENTS SINCE THE MARK" if self._interval() else "EVENTS"
+        return f"{title}{_SHOWN[self._level]}"
+
+    @property
+    def _level(self) -> Level:
+        return self.console.model.state.level
+
+    def action_level(self) -> None:
+        """Show warnings and errors alone, then errors alone, then all events again."""
+        self.console.model.raise_level()
+        self.action_ends(0 if self._interval() else 1)
 
     def _interval(self) -> tuple[changes.Moment, changes.Moment] | None:
         playback = self.console.model.playback
@@ -184,18 +199,18 @@ class EventsScreen(Reader):
 
     def cli(self) -> str:
         """Return the verb that prints the same."""
-        return "events"
+        return "events" if self._level == "info" else f"events --level {self._level}"
 
     def body(self, width: int) -> list[Row]:
         """Return the events in full."""
         rows = [*self._head(width), *(line for each in self._rows(width) for line in each)]
-        return rows or [row(("  nothing has happened yet", "dim"))]
+        return rows or [row((f"  {events.NOTHING[self._level]}", "dim"))]
 
     def _rows(self, width: int) -> list[list[Row]]:
         if interval := self._interval():
-            return changes.event_rows(*interval, width)
+            return changes.event_rows(*interval, width, self._level)
         known = self._made if self._made_for == width else {}
-        shown = self.console.model.shown.events
+        shown = events.of_level(self.console.model.shown.events, self._level)
         made = {id(each): known.get(id(each)) or (each, events.event_rows(each, width)) for each in shown}
         if width != SEARCHED_WIDTH:
             self._made, self._made_for = made, width

@@ -203,6 +203,11 @@ class MainScreen(LineScreen):
         self.panels.change_span()
         self.paint()
 
+    def action_level(self) -> None:
+        """Show warnings and errors alone in the log, then errors alone, then all events again."""
+        self._model.raise_level()
+        self.paint()
+
     # --- mouse ------------------------------------------------------------------------------------------------
 
     def _spot(self, event: events.MouseEvent) -> board.Spot:

@@ -64,7 +64,7 @@ def left(
         lines += _exactly(table, frame.requests + 1)
     lines += _exactly(list(trends), frame.trends)
     if frame.events:
-        lines += _exactly(events.tail(state.events, frame.left, frame.events), frame.events)
+        lines += _exactly(events.tail(state.events, frame.left, frame.events, state.level), frame.events)
     if frame.output:
         output = state.outputs.get(picked.followed) if picked.followed else None
         lines += events.output(picked.followed, output, output_status(output), frame.left, frame.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ppengine.protocol.severity import Level
 from ppengine.protocol.snapshot import Event, Snapshot
 from ppengine.protocol.stage_info import KvBlocks
 
@@ -88,6 +89,6 @@ def _stages(then: Snapshot, now: Snapshot, width: int) -> list[Row]:
     ]
 
 
-def event_rows(one: Moment, other: Moment, width: int) -> list[list[Row]]:
-    """Return the rows of each event between two moments."""
-    return [events.event_rows(event, width) for event in between(one, other)]
+def event_rows(one: Moment, other: Moment, width: int, level: Level = "info") -> list[list[Row]]:
+    """Return the rows of each event between two moments that has a level or one above it."""
+    return [events.event_rows(event, width) for event in events.of_level(between(one, other), level)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.control import Fetched
 from ppengine.protocol.recording import Update
+from ppengine.protocol.severity import LEVELS
 from ppengine.protocol.snapshot import Event, RequestInfo, Snapshot
 from ppengine.protocol.verb_table import ROWS, Role, covers
 
@@ -208,6 +209,11 @@ class DisplayModel:
         """Sort by `column`, figures with the largest first; if it is the present one, reverse the order."""
         self.state = replace(self.state, order=self.state.order.by(column, FIELDS))
 
+    def raise_level(self) -> None:
+        """Show events of the next level and above; after errors alone, all of them."""
+        at = LEVELS.index(self.state.level) + 1
+        self.state = replace(self.state, level=LEVELS[at % len(LEVELS)])
+
     def scale_timeline(self, by: int) -> None:
         """Cover `by` steps more time with the timeline, or less if it is negative."""
         at = SPANS_MS.index(self.state.span_ms) + by
@@ -219,10 +225,10 @@ class DisplayModel:
 
 
 def _arranged_as(state: ConsoleState, other: ConsoleState) -> ConsoleState:
-    """Return `state` with the filter, the order and the timeline's scale of another."""
+    """Return `state` with filter, order, level of events and the timeline's scale of another."""
     return replace(
         state, filter=other.filter, wanted=other.wanted, filter_error=other.filter_error,
-        order=other.order, span_ms=other.span_ms,
+        order=other.order, span_ms=other.span_ms, level=other.level,
     )  # fmt: skip
 
 

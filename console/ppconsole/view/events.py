@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.protocol.severity import level_of
+from ppengine.protocol.severity import Level, is_at_least, level_of
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.stage_info import StageInfo
 
-from ppconsole.model.folding import folded
+from ppconsole.model.folding import counted, folded
 from ppconsole.model.ranks import words
 from ppconsole.model.safe import clean
 from ppconsole.model.state import Output
@@ -37,6 +37,11 @@ _WHOLE = 100_000
 _HEAD_SEGS = 4
 """Time, mark, number and kind, in front of the text of an event in full."""
 _LEAST_TEXT, _NARROW_INDENT = 30, 11
+LABELS: dict[Level, str] = {"info": "LOG  ", "warning": "LOG W", "error": "LOG E"}
+"""Label of the log, with the mark of the least level that it shows."""
+NOTHING: dict[Level, str] = {
+    "info": "nothing has happened yet", "warning": "no warning and no error", "error": "no error",
+}  # fmt: skip
 _GOOD = ("applied", "finished", "ready", "serving", "live")
 
 
@@ -82,14 +87,20 @@ def event_rows(event: Event, width: int) -> list[Row]:
     return [Row((*head, (first, ""))), *(row((" " * indent, ""), (line, "")) for line in more)]
 
 
-def tail(events: Sequence[Event], width: int, height: int) -> list[Row]:
-    """Return the newest `height` events, oldest first, under the label LOG."""
-    lines = []
-    for index, event in enumerate(folded(events[-4 * height :])[-height:]):
+def of_level(events: Sequence[Event], level: Level) -> Sequence[Event]:
+    """Return the events of a level and above."""
+    return events if level == "info" else [event for event in events if is_at_least(event, level)]
+
+
+def tail(events: Sequence[Event], width: int, height: int, level: Level = "info") -> list[Row]:
+    """Return the newest events of a level and above in `height` rows, oldest first; most ends of requests as counts."""
+    lines, label = [], LABELS[level]
+    newest = counted(of_level(events, level), max(2, height // 3))[-4 * height :]
+    for index, event in enumerate(folded(newest)[-height:]):
         body = event_row(event, width - 5)
-        lines.append(Row((("LOG  " if index == 0 else "     ", "head.word"), *body.segs)))
+        lines.append(Row(((label if index == 0 else "     ", "head.word"), *body.segs)))
     if not lines:
-        lines.append(row(("LOG  ", "head.word"), ("nothing has happened yet", "dim")))
+        lines.append(row((label, "head.word"), (NOTHING[level], "dim")))
     return lines
 
 

@@ -21,12 +21,13 @@ def _verbs(*targets: Target) -> tuple[Key, ...]:
 
 
 COPY_ANSWER: Key = ("Y", "copy answer", None)
+LEVEL_KEY: Key = ("W", "warnings", None)
 SCALE_KEY: Key = ("z Z", "zoom timeline", None)
 RANKS_KEY: Key = ("u", "ranks", None)
 REQUEST_KEYS: tuple[Key, ...] = (
     ("i", "prompt", _OPERATOR), ("S", "sort", None), *_verbs("request", "memory"), ("?", "help", None),
     ("⏎", "show", None), ("/", "filter", None), ("spc", "mark", None), *_verbs("engine"), ("s", "stacks", None),
-    ("l", "logs", None), ("f", "follow", None), COPY_ANSWER, (":", "command", None), ("⇥", "stages", None),
+    ("l", "logs", None), LEVEL_KEY, ("f", "follow", None), COPY_ANSWER, (":", "command", None), ("⇥", "stages", None),
     ("*", "mark all", None), ("F", "freeze", None), ("1-7", "panels", None), ("q", "quit", None),
 )  # fmt: skip
 MARKED_KEYS: tuple[Key, ...] = (
@@ -45,7 +46,7 @@ def stage_keys(stage: int | None, *, ranked: bool = False) -> tuple[Key, ...]:
     return (
         ("⏎", "show", None), *((RANKS_KEY,) if ranked else ()), ("s", "stacks", None), ("l", "logs", None),
         ("d", "diagnosis", None), *on_stage(stage), *_verbs("memory"), ("⇥", "requests", None), ("?", "help", None),
-        ("v", "streams", None), ("e", "events", None), ("L", "topology", None), ("K", "clients", None),
+        ("v", "streams", None), ("e", "events", None), LEVEL_KEY, ("L", "topology", None), ("K", "clients", None),
         ("V", "tiers", None),
         *_verbs("engine"), (":", "command", None), ("F", "freeze", None), ("q", "quit", None),
     )  # fmt: skip
@@ -201,7 +202,8 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     )),
     ("LOOK", (
         (_PROMPT_KEY, "write a prompt"), ("f", "follow its output"), ("s", "stacks"), ("l", "logs"),
-        ("e", "events"), ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
+        ("e", "events"), ("W", "warnings; errors; all"),
+        ("d", "diagnosis"), ("v", "streams and checks"), ("w", "engines"),
         ("L", "topology"), ("K V", "HTTP clients; tiers"),
         ("I", "incidents"), ("h", "the last hour"), ("H", "requests that have ended"),
         ("T t", "trends, their time span"),
