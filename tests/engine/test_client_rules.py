@@ -46,8 +46,10 @@ class World(CoreWorld):
 
 def test_open_requests_are_limited_over_all_sessions() -> None:
     world = World()
-    assert world.done(Limit(client="ann", limit="3")).text == "client ann may have 3 open requests; it has 0"
+    early = world.done(Limit(client="ann", limit="4")).text
+    assert early == "client ann may have 4 open requests; it has 0; no request of ann has come since this core began"
     assert not world.add("ann", "a").error
+    assert world.done(Limit(client="ann", limit="3")).text == "client ann may have 3 open requests; it has 1"
     assert not world.add("ann", "b", n=4).error, "samples of a prompt are one request"
     answer = world.add("ann", "c", "d")
     text = "client ann has 2 open requests; 2 more are above its limit of 3"
@@ -96,6 +98,26 @@ def test_a_drain_ends_with_the_last_request_and_refuses_until_it_is_lifted() -> 
     assert world.add("ann", "e").error
     assert world.done(Limit(client="ann", limit="off")).text == "end the limits of client ann: drain"
     assert not world.add("ann", "f").error
+
+
+def test_the_answer_about_an_unknown_client_says_so_and_names_the_one_that_is_meant() -> None:
+    world = World()
+    world.add("alice", "a")
+    world.run()
+    said = "no request of alcie has come since this core began; did you mean alice?"
+    assert world.done(DrainClient(client="alcie"), dry_run=True).plan == [
+        "refuse new requests of client alcie, finish 0", said, "limit alcie off ends that",
+    ]  # fmt: skip
+    assert world.done(DrainClient(client="alcie")).text == f"drained: client alcie has no request left; {said}"
+    assert said in world.done(Limit(client="alcie", limit="3")).text
+    assert "no request" not in world.done(Limit(client="alice", limit="3")).text
+    assert "mean" not in world.done(Limit(client="bob", limit="3")).text
+    for verb, text in (
+        (Kick(client="alic"), "client alic has no open request; did you mean alice?"),
+        (Limit(client="alic", limit="off"), "client alic has no limit; did you mean alice?"),
+    ):
+        (answer,) = world.say(verb)
+        assert isinstance(answer, Refused) and answer.text == text
 
 
 def test_lifting_a_drain_supersedes_it() -> None:

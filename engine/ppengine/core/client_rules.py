@@ -6,6 +6,7 @@ answer about the engine's state, and close the streams of a client that was kick
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import deque
 from collections.abc import Callable, Collection
@@ -22,7 +23,7 @@ from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command
 from ppengine.protocol.verbs import DrainClient, Kick, Limit
 
-RULES_MOST = 1000
+RULES_MOST = SEEN_MOST = 1000
 MINUTE_S = 60.0
 KICK_S = 30.0
 """Seconds for which a kick is among the rules: HTTP processes take these twice a second."""
@@ -51,6 +52,8 @@ class ClientRules:
     _begun: dict[str, deque[float]] = field(init=False, default_factory=dict)
     """Times of the requests of the last minute, of clients with a limit of them."""
     _drains: dict[str, Operation] = field(init=False, default_factory=dict)
+    _seen: dict[str, None] = field(init=False, default_factory=dict)
+    """The newest clients that have sent a request to this core, the newest last."""
 
     def rules(self) -> list[ClientRule]:
         """Return all rules, by name."""
@@ -81,6 +84,10 @@ class ClientRules:
 
     def begun(self, client: str, count: int) -> None:
         """Count requests that were taken."""
+        self._seen.pop(client, None)
+        self._seen[client] = None
+        if len(self._seen) > SEEN_MOST:
+            del self._seen[next(iter(self._seen))]
         rule = self._rules.get(client)
         if rule is not None and rule.per_minute is not None:
             self._last_minute(client).extend([self._clock()] * count)
@@ -91,13 +98,13 @@ class ClientRules:
         most_open, per_minute = verb.numbers
         if verb.limit == "off":
             if before is None or not before.text:
-                raise CommandError("NOT_FOUND", f"client {client} has no limit")
+                raise CommandError("NOT_FOUND", f"client {client} has no limit{self._meant(client)}")
             line = f"end the limits of client {client}: {before.text}"
         elif most_open is not None:
             line = f"client {client} may have {most_open} open requests; it has {len(self._open(client))}"
         else:
             line = f"client {client} may begin {per_minute} requests a minute"
-        rule = self._changed(client)
+        rule, unseen = self._changed(client), self._unseen(client)
         if verb.limit == "off":
             rule = ClientRule(client=client, kick=rule.kick)
         elif most_open is not None:
@@ -109,15 +116,15 @@ class ClientRules:
             if verb.limit == "off" and (drain := self._drains.pop(client, None)) is not None:
                 self._operations.end(drain, "superseded", f"limit {client} off, by {command.by}")
             self._keep(rule)
-            self._operations.end(operation, "applied", line)
+            self._operations.end(operation, "applied", "; ".join([line, *unseen]))
 
-        return Plan([line], begin, target=f"{client} {verb.limit}")
+        return Plan([line, *unseen], begin, target=f"{client} {verb.limit}")
 
     def plan_kick(self, verb: Kick, command: Command) -> Plan:
         """Return the plan of a kick: the client's open requests are aborted, and its streams closed."""
         client, found = verb.client, self._open(verb.client)
         if client not in self._rules and not found:
-            raise CommandError("NOT_FOUND", f"client {client} has no open request")
+            raise CommandError("NOT_FOUND", f"client {client} has no open request{self._meant(client)}")
         owners = ownership.check_all(self._members(client), command)
         line = f"abort {len(found)} requests of client {client} and close its streams"
         rule = self._changed(client)
@@ -136,7 +143,7 @@ class ClientRules:
     def plan_drain(self, verb: DrainClient, command: Command) -> Plan:
         """Return the plan of a drain: open requests end, new ones are refused until `limit CLIENT off`."""
         client, count = verb.client, len(self._open(verb.client))
-        line = f"refuse new requests of client {client}, finish {count}"
+        lines = [f"refuse new requests of client {client}, finish {count}", *self._unseen(client)]
         rule = replace(self._changed(client), draining=True)
 
         def begin(operation: Operation) -> None:
@@ -146,7 +153,7 @@ class ClientRules:
             self._drains[client] = operation
             self.settle()
 
-        return Plan([line, f"limit {client} off ends that"], begin, target=client)
+        return Plan([*lines, f"limit {client} off ends that"], begin, target=client)
 
     def settle(self) -> None:
         """End the drains of clients that have no request left, and report the progress of the others. Forget kicks."""
@@ -158,7 +165,20 @@ class ClientRules:
                 self._operations.defer(operation, f"waits for {count} requests of client {client}")
             else:
                 del self._drains[client]
-                self._operations.end(operation, "applied", f"drained: client {client} has no request left")
+                text = "; ".join([f"drained: client {client} has no request left", *self._unseen(client)])
+                self._operations.end(operation, "applied", text)
+
+    def _unseen(self, client: str) -> list[str]:
+        """Return a line for a plan if no request of a client has come: its name may be mistyped."""
+        if client in self._seen or self._open(client):
+            return []
+        return [f"no request of {client} has come since this core began{self._meant(client)}"]
+
+    def _meant(self, client: str) -> str:
+        """Return the known client whose name is like that of an unknown one, as a question; empty: none is."""
+        known = {*self._seen, *self._rules, *(request.client for request in self._requests.live())} - {"", client}
+        near = difflib.get_close_matches(client, sorted(known), n=1)
+        return "" if client in self._seen or not near else f"; did you mean {near[0]}?"
 
     def _changed(self, client: str) -> ClientRule:
         """Return the rule of a client, or a new one. Raises CommandError if there are too many."""
