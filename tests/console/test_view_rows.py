@@ -33,7 +33,7 @@ from ppconsole.view.frame import frame
 from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.snapshot import Event, Latency, SloInfo
+from ppengine.protocol.snapshot import Event, Latency, SloInfo, Why
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
 from rich.cells import cell_len
 
@@ -548,3 +548,16 @@ def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view
     ]
     few = texts(events.tail([fault, *ends[:2]], 80, 6))
     assert len(few) == 3 and "r-2" in few[1] and "r-3" in few[2], "a few are shown as they are"
+
+
+def test_a_reason_names_another_request_by_the_end_of_its_id_as_the_column_does():
+    first, second = "cmpl-7f48fbe35b83", "chatcmpl-0123456789abcdef"
+    picture = snapshots.snapshot(2, 2)
+    why = Why(code="behind", text=f"behind {first}: need 121, have 100")
+    picture.requests[0] = msgspec.structs.replace(picture.requests[0], id=first)
+    picture.requests[1] = msgspec.structs.replace(
+        picture.requests[1], id=second, state="waiting", in_flight=[], why=why
+    )
+    _, one, other = (line.rstrip() for line in table(picture, 80)[:3])
+    assert "…8fbe35b83" in one and "…789abcdef" in other
+    assert "behind …e35b83: need" in other

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, SloInfo, Snapshot
@@ -59,6 +60,9 @@ COLUMNS = (
 _WIDE_FROM = 100
 _QUANTILES = "p50 p90 p99 "
 _WORD = 8
+_WORDS = re.compile(r"[\w-]+")
+_ID_IN_WHY = 7
+"""Cells of another request's id in a reason."""
 _WIDE_COLUMNS = tuple(column._replace(width=_WORD) if column.key == "state" else column for column in COLUMNS)
 """With room the state is a whole word."""
 
@@ -76,7 +80,12 @@ def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool
     """Whether the WHY of one of the requests `shown` does not fit a table of `width`."""
     room = next((each.width for each in place(columns(width), width) if each.column.key == "why"), 0)
     where = wording.locate(snapshot)
-    return any(width_of(clean(wording.why(request, where))) > room for request in shown)
+    return any(width_of(clean(_why(request, where))) > room for request in shown)
+
+
+def _why(request: RequestInfo, where: dict[int, int]) -> str:
+    """Return the reason of a row; another request in it by the end of its id, as in the column of ids."""
+    return _WORDS.sub(lambda found: id_text(found[0], _ID_IN_WHY), wording.why(request, where))
 
 
 def rows(
@@ -169,7 +178,7 @@ def _cells(
         "itl99": (figures.latency_ms(request.itl_p99_ms), faint),
         "hit": (count_text(request.cached_tokens), "dim"),
         "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
-        "why": (wording.why(request, where), "warn" if waits else faint),
+        "why": (_why(request, where), "warn" if waits else faint),
     }
 
 
