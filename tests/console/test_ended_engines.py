@@ -18,6 +18,7 @@ from kept_engines import KILLED, kept_engine, kept_incident, minute, picture
 from ppconsole.link.ended import EndedSource
 from ppconsole.link.kept_requests import find_request
 from ppconsole.model.endings import clock_text
+from ppengine.protocol.kept_files import state_dir
 from ppengine.protocol.recording import Recorder
 from ppengine.protocol.snapshot import Event
 
@@ -217,6 +218,9 @@ def test_an_engine_without_pictures_is_an_error_in_words(cli: Cli) -> None:
     run = cli("-e", "inc", "status")
     assert run.code == 7 and "no picture of it was kept" in run.err
     assert cli("-e", "inc", "events").out == "" and cli("-e", "inc", "explain").code == 10
+    run = cli("-e", "inc", "history")
+    assert run.code == 7 and f"no history of engine dead01 (inc) is in {state_dir()}; " in run.err, run.err
+    assert f"no incident was kept in {state_dir()}" in cli("-e", "inc", "incidents").err
 
 
 def test_an_old_end_has_its_date() -> None:

@@ -336,7 +336,7 @@ def test_an_engine_without_history_says_so(cli: Cli, fake: FakeGateway) -> None:
     for path in (engine_folder(fake.id) / "history").iterdir():
         path.unlink()
     run = cli("history")
-    assert run.code == 7 and "console.history_minutes: 0" in run.err
+    assert run.code == 7 and "is kept on its host; its profile may have console.history_minutes: 0" in run.err
 
 
 def test_a_copy_that_cannot_be_written_is_one_line(cli: Cli) -> None:

@@ -39,6 +39,18 @@ def test_incidents_give_the_fault_its_room_and_keep_the_author() -> None:
     assert width_of(line) <= 80 and "opt-2/17" in line
 
 
+def test_an_empty_list_says_where_an_incident_that_the_engine_reports_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    newest = IncidentInfo(number=7, wall=1.7e9, stage=2, cause="stopped", summary="stage 2 is stopped by a signal")
+    assert texts(incident_table.none_kept(None)) == ["  no incident was kept"]
+    assert texts(incident_table.none_kept(newest)) == [
+        f"  incident 7 of this engine is not in {tmp_path}/ppconsole",
+        "  it may have been started with another XDG_STATE_HOME",
+    ]
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_an_event_is_shown_in_full_at_every_width(width: int) -> None:
     text = "the first of many words that go on and on, " * 4 + "and the last one"

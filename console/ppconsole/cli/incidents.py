@@ -27,6 +27,8 @@ def incidents_command(common: Common, incident: str | None, everything: bool) ->
 
     Earlier engines of the same name are included. ID is NUMBER, or ENGINE/NUMBER for another engine.
     """
+    from ppengine.protocol.kept_files import state_dir
+
     from ppconsole.cli.incident_text import incident_lines, table_lines
 
     if incident is not None:
@@ -43,7 +45,8 @@ def incidents_command(common: Common, incident: str | None, everything: bool) ->
     elif rows:
         click.echo("\n".join(table_lines(rows, time.time())))
     else:
-        say("no incident was kept")
+        here = (everything and common.engine is None) or not _meant(common.engine).remote
+        say(f"no incident was kept in {state_dir()}" if here else "no incident was kept on its host")
 
 
 def _listing(common: Common, everything: bool = False) -> list[Listed]:

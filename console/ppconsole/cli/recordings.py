@@ -136,7 +136,7 @@ def history_command(engine: str | None, as_json: bool, timeout: float | None) ->
 
     from ppconsole.cli.fetching import fetch_history
     from ppconsole.cli.screen import has_terminal
-    from ppconsole.link.last_hour import LastHour
+    from ppconsole.link.last_hour import LastHour, no_history
     from ppconsole.link.replay import ReplaySource
 
     found = find_any(engine)
@@ -144,8 +144,7 @@ def history_command(engine: str | None, as_json: bool, timeout: float | None) ->
     copies = fetch_history(Common(engine, as_json, timeout)).folder if record.remote else None
     hour = LastHour(copies.name if copies is not None else record.id, copies)
     if hour.history.first is None:
-        text = f"no history of {record.label} is kept; its profile may have console.history_minutes: 0"
-        raise exits.Failure(text, exits.NOT_FOUND)
+        raise exits.Failure(no_history(record.label, hour), exits.NOT_FOUND)
     if not has_terminal() or as_json:
         return run(lambda: _print(ReplaySource(hour.history, 0.0), as_json, timeout))
     from ppconsole.app import run_console

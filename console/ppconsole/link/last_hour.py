@@ -5,10 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from ppengine.protocol.discovery import runtime_dir
-from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.kept_files import engine_folder, state_dir
 
 from ppconsole.link.history import History, segments
 from ppconsole.link.replay import ReplaySource
+
+
+def no_history(engine: str, hour: LastHour) -> str:
+    """Return why there is nothing to play of an engine, with the folder that was read."""
+    if hour.copied:
+        return f"no history of {engine} is kept on its host; its profile may have console.history_minutes: 0"
+    return (
+        f"no history of {engine} is in {state_dir()}; its profile may have console.history_minutes: 0, "
+        "or it was started with another XDG_STATE_HOME"
+    )
 
 
 class LastHour(ReplaySource):

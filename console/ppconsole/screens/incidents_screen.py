@@ -34,7 +34,8 @@ class IncidentsScreen(Reader):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._listed: list[Listed] = []
+        self._listed: list[Listed] | None = None
+        """None: the list was not read yet."""
         self._cursor: Cursor[str] = Cursor()
         self._opening = False
         self._seen: tuple[IncidentInfo | None] | None = None
@@ -51,6 +52,11 @@ class IncidentsScreen(Reader):
 
     def body(self, width: int) -> list[Row]:
         """Return one row an incident, the newest first."""
+        if self._listed is None:
+            return []
+        if not self._listed:
+            snapshot, far = self.console.model.state.snapshot, far_link(self.console.source) is not None
+            return incident_table.none_kept(None if snapshot is None or far else snapshot.incident)
         return incident_table.rows(self._listed, self._cursor.sync(self._ids()), time.time(), width)
 
     async def load(self) -> None:
@@ -72,11 +78,11 @@ class IncidentsScreen(Reader):
             self._seen = (newest,)
 
     def _ids(self) -> list[str]:
-        return [one.id for one in self._listed]
+        return [one.id for one in self._listed or ()]
 
     def _chosen(self) -> Listed | None:
         wanted = self._cursor.sync(self._ids())
-        return next((one for one in self._listed if one.id == wanted), None)
+        return next((one for one in self._listed or () if one.id == wanted), None)
 
     def action_scroll(self, by: int) -> None:
         """Move the selection, and keep it in view."""

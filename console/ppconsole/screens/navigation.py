@@ -14,7 +14,7 @@ from textual.app import App
 from textual.screen import Screen
 
 from ppconsole.link.engine_link import EngineLink, far_link
-from ppconsole.link.last_hour import LastHour
+from ppconsole.link.last_hour import LastHour, no_history
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
@@ -163,8 +163,7 @@ class Navigator:
         if past.history.first is not None:
             self._console.open_past(past, "the past")
         else:
-            text = "no history of this engine is kept; its profile may have console.history_minutes: 0"
-            self._console.report(text, bad=True)
+            self._console.report(no_history("this engine", past), bad=True)
 
     def open_help(self, screen: str, keys: tuple[Key, ...], selected: Selected = NOTHING_SELECTED) -> None:
         """Open the help of `screen`: the `selected` row in words, the legend, its `keys`."""

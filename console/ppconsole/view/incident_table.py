@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppengine.protocol.kept_files import state_dir
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot
 
 from ppconsole.link.incident_source import Listed
@@ -40,10 +41,16 @@ def _columns(cells: Sequence[dict[str, Seg]], width: int) -> list[Column]:
     return found
 
 
+def none_kept(newest: IncidentInfo | None) -> list[Row]:
+    """Return the row of an empty list. `newest`: the incident that the engine itself reports as its newest."""
+    if newest is None:
+        return [row(("  no incident was kept", "dim"))]
+    text = f"incident {newest.number} of this engine is not in {state_dir()}"
+    return [row((f"  {text}", "warn")), row(("  it may have been started with another XDG_STATE_HOME", "dim"))]
+
+
 def rows(incidents: Sequence[Listed], chosen: str | None, now: float, width: int) -> list[Row]:
     """Return one row an incident under a head, the newest first. `chosen`: id of the selected one."""
-    if not incidents:
-        return [row(("  no incident was kept", "dim"))]
     shown = [_cells(one, now) for one in incidents]
     placed = place(_columns(shown, width - 2), width - 2)
     lines = [Row((("  ", ""), *header(placed).segs), fill="head")]
