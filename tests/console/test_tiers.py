@@ -212,6 +212,15 @@ def test_a_backend_in_full_has_its_own_events() -> None:
     assert backend_detail.rows(picture(), "gone", events, 80) == []
 
 
+def test_percentiles_that_are_not_known_take_no_room_of_those_that_are() -> None:
+    found = picture()
+    assert found.tiers is not None
+    backend = next(each for each in found.tiers.backends if each.name == "nvme0")
+    backend.read_ms, backend.write_ms = Quantiles(count=0), Quantiles(p50=22.0, p99=87.0, count=3)
+    (line,) = [text_of(line) for line in backend_detail.rows(found, "nvme0", [], 80) if "p50" in text_of(line)]
+    assert line.split() == ["read", "-", "write", "p50", "22ms", "p99", "87ms"]
+
+
 async def test_the_screen_has_its_key_and_verbs_on_the_selected_backend() -> None:
     async with console(picture(), size=SIZES[0]) as rig:
         await rig.pilot.press("V")

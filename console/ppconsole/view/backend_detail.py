@@ -67,5 +67,5 @@ def _calls(backend: BackendInfo) -> list[tuple[str, str]]:
 
 
 def _quantiles(found: Quantiles) -> str:
-    p50, p90, p99 = figures.quantiles(found, 1.0)
-    return f"p50 {p50} p90 {p90} p99 {p99}"
+    values = zip(("p50", "p90", "p99"), figures.quantiles(found, 1.0), strict=True)
+    return " ".join(f"{name} {value}" for name, value in values if value != figures.NOTHING) or figures.NOTHING
