@@ -160,7 +160,7 @@ def test_too_small_for_one_sequence(serve: Serve) -> None:
     ran = serve("tiny", "--set", "memory.utilization=0.08", "--set", "threads_per_stage=1")
     assert ran.code == 8
     needs = r"utilization 0\.08 leaves \d+ blocks; one sequence of \d+ tokens needs (\d+): "
-    found = re.search(needs + r"stage \d is short by \d+ bytes; at least (0\.\d+) would fit", ran.error)
+    found = re.search(needs + r"stage \d is short by [\d.]+ [KMG]iB; at least (0\.\d+) would fit", ran.error)
     assert found, ran.error
     assert float(found.group(2)) > 0.08
 

@@ -83,11 +83,11 @@ def test_a_refusal_says_which_stage_and_how_many_bytes() -> None:
     total = 100 * GIB
     assert refusal(2, parts, total, 0.3, 14 * GIB) == ""
     assert refusal(2, parts, total, 0.3, 14 * GIB + 1) == (
-        "stage 2 is short by 1 bytes: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
+        "stage 2 is short by 0.0 KiB: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
         "context 0.50 + KV cache 14.00 are more than 0.3 of 100.00 GiB"
     )
     assert refusal(0, parts, total, 0.99, 80 * GIB) == ""
     assert refusal(0, parts, total, 0.99, 82 * GIB) == (
-        f"stage 0 is short by {2 * GIB} bytes: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
+        "stage 0 is short by 2.0 GiB: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
         "context 0.50 + KV cache 82.00 are more than the 96.00 GiB that other processes leave of 100.00; they hold 4.00"
     )

@@ -120,7 +120,7 @@ def test_shortage_names_stage_bytes_and_what_would_fit():
     stages = [StageBudget(1000, 100, 10), StageBudget(1000, 250, 10)]
     found = shortage(stages, 0.30, blocks=12)
     assert (found.name, found.short_bytes, found.utilization) == ("stage 1", 70, 0.37)
-    assert found.text == "stage 1 is short by 70 bytes; at least 0.37 would fit"
+    assert found.text == "stage 1 is short by 0.1 KiB; at least 0.37 would fit"
     assert shortage(stages, 0.37, blocks=12) is None
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ppengine.common.sizes import size_text
+
 
 def block_bytes(
     *, block_size: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int, tensor_parallel_size: int = 1
@@ -95,7 +97,7 @@ class Shortage:
     def text(self) -> str:
         """One line for the operator."""
         what = "no utilization would fit" if self.utilization is None else f"at least {self.utilization:.2f} would fit"
-        return f"{self.name} is short by {self.short_bytes} bytes; {what}"
+        return f"{self.name} is short by {size_text(self.short_bytes)}; {what}"
 
 
 def shortage(stages: Sequence[StageBudget], utilization: float, blocks: int) -> Shortage | None:

@@ -54,8 +54,9 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) ->
     hints = hints_of(kind)
     for key, value in data.items():
         if key not in hints:
-            nearest = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1, cutoff=0.0)[0]
-            raise ValueError(f"unknown key {one_line(prefix + key, _KEY_MOST)}; did you mean {prefix}{nearest}?")
+            near = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1)
+            help_text = f"did you mean {prefix}{near[0]}?" if near else f"the keys are {', '.join(hints)}"
+            raise ValueError(f"unknown key {one_line(prefix + key, _KEY_MOST)}; {help_text}")
         section = hints[key]
         if isinstance(section, type) and issubclass(section, msgspec.Struct):
             if not isinstance(value, dict):

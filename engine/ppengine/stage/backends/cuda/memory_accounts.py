@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ppengine.common.memory_arithmetic import limit_bytes
+from ppengine.common.sizes import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ def refusal(stage: int, parts: Parts, total: int, utilization: float, kv_bytes: 
         f"communicator {_gib(parts.communicator)} + context {_gib(parts.context)} + KV cache {_gib(kv_bytes)}"
     )
     if need - limit >= need - free:
-        return f"stage {stage} is short by {short} bytes: {own} are more than {utilization:g} of {_gib(total)} GiB"
+        return f"stage {stage} is short by {size_text(short)}: {own} are more than {utilization:g} of {_gib(total)} GiB"
     return (
-        f"stage {stage} is short by {short} bytes: {own} are more than the {_gib(free)} GiB that other processes leave "
-        f"of {_gib(total)}; they hold {_gib(parts.other_processes)}"
+        f"stage {stage} is short by {size_text(short)}: {own} are more than the {_gib(free)} GiB that other processes "
+        f"leave of {_gib(total)}; they hold {_gib(parts.other_processes)}"
     )
 
 
