@@ -199,6 +199,7 @@ async def test_verbs_act_on_the_selected_key(size: tuple[int, int]) -> None:
         assert "client batch" in rig.screen() and "kick batch" in rig.screen()
         await rig.pilot.press("escape", "up", "b")
         assert rig.app.screen.query_one(PromptLine).input.value == "limit alice "
+        assert "limit CLIENT N|N/min|off" in rig.screen(), "the key line says what a limit is"
         await rig.pilot.press(*"8", "enter")
         assert "limit alice 8" in rig.screen() and "client alice" in rig.screen()
         await rig.pilot.press("escape", "B")

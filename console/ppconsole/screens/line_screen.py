@@ -96,7 +96,8 @@ class LineScreen(Screen[None]):
             return None
         if line.completion.candidates:
             return completion.candidates_row(line.completion, width)
-        return footer(LINE_KEYS[line.mode], width, role=None)
+        note = completion.form_of(line.input.value) if line.mode == "command" else ""
+        return footer(LINE_KEYS[line.mode], width, role=None, note=note if len(note) < width else "")
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Refuse every key but those of the line while it is edited."""
@@ -173,6 +174,8 @@ class LineScreen(Screen[None]):
     def on_prompt_line_typed(self, event: PromptLine.Typed) -> None:
         """Take the line so far."""
         self.typed(event.mode, event.text)
+        if event.mode == "command":
+            self.paint()  # the form of the verb, in the key line
 
     def on_prompt_line_left(self, event: PromptLine.Left) -> None:
         """Leave the line."""

@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import ROWS, Argument
+from ppengine.protocol.verb_table import Row as VerbRow
 
 from ppconsole.model import choosing
+from ppconsole.model.grammar import form
 from ppconsole.model.prompt_options import NAMES, argument_of
 from ppconsole.model.safe import clean
 from ppconsole.view.cells import Row, Seg, clip
@@ -41,6 +43,12 @@ def complete(line: str, snapshot: Snapshot | None, commands: Sequence[str], colu
         second = [command.partition(" ")[2] for command in commands if command.startswith(f"{words[0]} ")]
         options = second if second and len(words) == 1 else _candidates(words, last, snapshot, columns)
     return [f"{head}{space}{clean(option)}" for option in dict.fromkeys(options) if option.startswith(last)]
+
+
+def form_of(line: str) -> str:
+    """Return how the verb at the beginning of `line` is written; empty if it is no whole verb."""
+    row = _row(line.split()) if " " in line else None
+    return form(row) if row is not None else ""
 
 
 def advance(now: Completion, line: str, find: Callable[[str], Sequence[str]], step: int) -> Completion:
@@ -102,7 +110,7 @@ def _candidates(words: list[str], last: str, snapshot: Snapshot | None, columns:
         return _values(_REQUEST, snapshot) if len(words) == 1 else []
     if words[0] == "set":
         return NAMES if len(words) == 1 else _option_values(words[1:])
-    row = ROWS.get(words[0]) or next((each for each in ROWS.values() if each.words.split() == words[:2]), None)
+    row = _row(words)
     if row is None:
         return []
     words = words[len(row.words.split()) - 1 :]
@@ -118,6 +126,11 @@ def _candidates(words: list[str], last: str, snapshot: Snapshot | None, columns:
     plain = [word for before, word in pairwise(words) if word not in options and before not in valued]
     wanted = [argument for argument in row.arguments if not argument.option][len(plain) : len(plain) + 1]
     return [value for argument in wanted for value in _values(argument, snapshot)] + options
+
+
+def _row(words: Sequence[str]) -> VerbRow | None:
+    """Return the verb of one or two words at the beginning of `words`."""
+    return ROWS.get(words[0]) or next((each for each in ROWS.values() if each.words.split() == words[:2]), None)
 
 
 def _option_values(words: list[str]) -> list[str]:
