@@ -116,6 +116,8 @@ def test_trouble_is_coloured_and_the_unknown_is_no_zero() -> None:
 def test_an_engine_without_tiers_says_how_to_get_some() -> None:
     found = snapshots.snapshot(2, 3)
     assert texts(found) == [f"  {tiers_page.NO_TIERS}"]
+    found.engine.state = "loading"
+    assert texts(found) == ["  the engine is loading: its KV tiers are not known yet"]
     older = msgspec.to_builtins(found)
     del older["tiers"]
     assert msgspec.convert(older, Snapshot).tiers is None

@@ -192,3 +192,10 @@ def test_a_step_that_waits_for_the_tokens_of_an_older_one():
     )
     (cell,) = stage_steps(detail)[0].cells.values()
     assert (cell.done, cell.op, cell.op_ms, cell.total_ms, cell.waited_ms) == (False, "token_return<2", 20, 21, 20)
+
+
+def test_a_stage_whose_last_move_is_unknown_says_so() -> None:
+    picture = snapshots.snapshot(2, 1)
+    stage = picture.stages[1]
+    stage.streams, stage.op, stage.waiting_on, stage.progress_age_ms = [], None, None, None
+    assert "last move unknown" in "\n".join(texts(pipeline.rows(picture, 80)))

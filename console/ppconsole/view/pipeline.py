@@ -155,7 +155,8 @@ def _age(stage: StageInfo) -> str:
         return f"for {figures.age(stage.waiting_on.since_ms)}"
     if stage.op and main is not None and main.age_ms is not None:
         return f"for {figures.age(main.age_ms)}"
-    return f"moved {figures.age(stage.progress_age_ms)} ago"
+    age = stage.progress_age_ms
+    return "last move unknown" if age is None else f"moved {figures.age(age)} ago"
 
 
 def words(known: Sequence[Arrow], width: int, most: int) -> list[Row]:

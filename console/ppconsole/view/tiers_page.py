@@ -74,6 +74,8 @@ def rows(
     if snapshot is None:
         return [row(("  waiting for the first sample", "dim"))]
     tiers = snapshot.tiers
+    if tiers is None and snapshot.engine.state == "loading":
+        return [row(("  the engine is loading: its KV tiers are not known yet", "dim"))]
     if tiers is None:
         return [clip(row((f"  {NO_TIERS}", "dim")), width)]
     found = [*_head(tiers, width), *_tier_rows(snapshot, tiers, width, selected, rates or HostRates()), EMPTY]
