@@ -112,6 +112,7 @@ def test_the_answer_about_an_unknown_client_says_so_and_names_the_one_that_is_me
     assert said in world.done(Limit(client="alcie", limit="3")).text
     assert "no request" not in world.done(Limit(client="alice", limit="3")).text
     assert "mean" not in world.done(Limit(client="bob", limit="3")).text
+    assert world.done(Limit(client="bob", limit="off")).text == "end the limits of client bob: 3"
     for verb, text in (
         (Kick(client="alic"), "client alic has no open request; did you mean alice?"),
         (Limit(client="alic", limit="off"), "client alic has no limit; did you mean alice?"),

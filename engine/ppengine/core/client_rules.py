@@ -104,7 +104,7 @@ class ClientRules:
             line = f"client {client} may have {most_open} open requests; it has {len(self._open(client))}"
         else:
             line = f"client {client} may begin {per_minute} requests a minute"
-        rule, unseen = self._changed(client), self._unseen(client)
+        rule, unseen = self._changed(client), [] if verb.limit == "off" else self._unseen(client)
         if verb.limit == "off":
             rule = ClientRule(client=client, kick=rule.kick)
         elif most_open is not None:
