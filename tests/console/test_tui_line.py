@@ -386,12 +386,12 @@ async def test_warnings_alone_are_one_key_away_under_load():
         assert "900 tokens" in rig.board("reader-body") and "949 tokens" not in rig.board("reader-body")
         assert "EVENTS: WARNINGS AND ERRORS" in rig.board("reader-title")
         await rig.pilot.press("escape")
-        assert "LOG W" in rig.board("left") and "900 tokens" in rig.board("left")
+        assert "WARN " in rig.board("left") and "W errors alone" in rig.screen() and "900 tokens" in rig.board("left")
         assert "949 tokens" not in rig.board("left") and "requests ended: " not in rig.board("left")
         await rig.pilot.press("W")
-        assert "LOG E" in rig.board("left")
+        assert "ERR  " in rig.board("left") and "W all events" in rig.screen()
         await rig.pilot.press("W")
-        assert "949 tokens" in rig.board("left") and "LOG E" not in rig.board("left")
+        assert "949 tokens" in rig.board("left") and "ERR  " not in rig.board("left")
 
 
 async def test_a_text_is_found_that_is_broken_over_two_rows_of_an_event():

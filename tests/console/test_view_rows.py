@@ -546,6 +546,8 @@ def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view
         "● 29 requests ended: 9 abort, 10 length, 10 stop",
         "● r-31 abort by eve, 4 tokens",
     ]
+    flat = [line[14:].rstrip() for line in texts(events.tail([fault, *ends], 80, 2))]
+    assert flat == ["E stage 1 is dead", "● 30 requests ended: 10 abort, 10 length, 10 stop"], "at two rows, too"
     few = texts(events.tail([fault, *ends[:2]], 80, 6))
     assert len(few) == 3 and "r-2" in few[1] and "r-3" in few[2], "a few are shown as they are"
 

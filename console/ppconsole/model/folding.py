@@ -36,14 +36,14 @@ def folded(events: Iterable[Event]) -> list[Event]:
     return found
 
 
-def counted(events: Iterable[Event], most: int) -> list[Event]:
-    """Return events, each run of more than `most` ends of requests as a count and the newest `most - 1` of them."""
+def counted(events: Iterable[Event], singly: int) -> list[Event]:
+    """Return events, each run of ends of requests as a count, and the newest `singly` of them one by one."""
     found: list[Event] = []
     for routine, run in groupby(events, is_routine):
         group = list(run)
-        if routine and len(group) > most:
-            found.append(_count(group[: 1 - most]))
-            group = group[1 - most :]
+        if routine and len(group) > singly + 1:
+            found.append(_count(group[: len(group) - singly]))
+            group = group[len(group) - singly :]
         found += group
     return found
 

@@ -23,6 +23,7 @@ from ppconsole.screens.marking import Marking
 from ppconsole.view import board, commands, keys, trend_rows
 from ppconsole.view.banner import banner, verdict_line
 from ppconsole.view.cells import fit, row
+from ppconsole.view.events import LEVEL_NOTES
 from ppconsole.view.frame import MIN_HEIGHT, MIN_WIDTH
 from ppconsole.view.selection import Selection
 from ppconsole.widgets.lines import Lines
@@ -118,7 +119,7 @@ class MainScreen(LineScreen):
         if self._model.playback is not None:
             shown = keys.PAST_KEYS
         title = self._model.title if len(self._model.title) <= width // 2 else ""
-        note = self.panels.note() or title
+        note = self.panels.note() or LEVEL_NOTES[self._model.state.level] or title
         foot = keys.footer(shown, width, role=self._model.role(), note=note)
         error = self._model.state.filter_error if self.line.is_open and self.line.mode == "filter" else ""
         wrong = row((fit(error, width), "warn")) if error else None

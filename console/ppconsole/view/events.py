@@ -37,8 +37,10 @@ _WHOLE = 100_000
 _HEAD_SEGS = 4
 """Time, mark, number and kind, in front of the text of an event in full."""
 _LEAST_TEXT, _NARROW_INDENT = 30, 11
-LABELS: dict[Level, str] = {"info": "LOG  ", "warning": "LOG W", "error": "LOG E"}
-"""Label of the log, with the mark of the least level that it shows."""
+LABELS: dict[Level, str] = {"info": "LOG  ", "warning": "WARN ", "error": "ERR  "}
+"""Label of the log, by the least level that it shows."""
+LEVEL_NOTES: dict[Level, str] = {"info": "", "warning": "W errors alone", "error": "W all events"}
+"""The next effect of the key of the level, while not all events are shown."""
 NOTHING: dict[Level, str] = {
     "info": "nothing has happened yet", "warning": "no warning and no error", "error": "no error",
 }  # fmt: skip
@@ -95,7 +97,7 @@ def of_level(events: Sequence[Event], level: Level) -> Sequence[Event]:
 def tail(events: Sequence[Event], width: int, height: int, level: Level = "info") -> list[Row]:
     """Return the newest events of a level and above in `height` rows, oldest first; most ends of requests as counts."""
     lines, label = [], LABELS[level]
-    newest = counted(of_level(events, level), max(2, height // 3))[-4 * height :]
+    newest = counted(of_level(events, level), height // 4)[-4 * height :]
     for index, event in enumerate(folded(newest)[-height:]):
         body = event_row(event, width - 5)
         lines.append(Row(((label if index == 0 else "     ", "head.word"), *body.segs)))

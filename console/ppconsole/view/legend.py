@@ -149,9 +149,10 @@ _TRENDS = Section("TRENDS  time to the right, now at the right edge", {
     "last": "time span: 1, 5, 15 or 60 min", "!": "past its threshold in config.toml",
 })  # fmt: skip
 _LINES = Section("LINES", {
-    "LOG": "newest events; LOG W: warnings and errors alone, LOG E: errors",
+    "LOG": "newest events",
     "●": "an event; in the colour of work: something is done",
-    "E W": "an error, a warning", "OUT": "the followed request: its prompt behind ›, the end of its text",
+    "E W": "an error, a warning", "WARN": "newest warnings and errors, by W; ERR: errors",
+    "OUT": "the followed request: its prompt behind ›, the end of its text",
     "PROMPT": "the line to type in: a prompt, FILTER or COMMAND",
 })  # fmt: skip
 _STREAMS = Section("STREAMS", {
