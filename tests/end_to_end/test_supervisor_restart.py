@@ -49,7 +49,10 @@ class Kept:
 
     def served(self, times: int) -> None:
         """Wait until the engine has begun to serve for the `times`-th time."""
-        wait_until(lambda: self.errors.read_text().count(": serving") >= times, f"served {times} times", 100.0)
+        try:
+            wait_until(lambda: self.errors.read_text().count(": serving") >= times, f"served {times} times", 100.0)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it wrote:\n{self.errors.read_text()[-3000:]}") from None
 
     @property
     def record(self) -> EngineRecord:
