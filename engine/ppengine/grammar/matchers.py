@@ -52,7 +52,7 @@ class Matchers:
         text = (folder / "tokenizer.json").read_text("utf-8")
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary, eos_token=eos)
         self._vocabulary, self._eos = vocabulary, eos
-        self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
+        self._executor = LLExecutor(max(1, min(16, (os.cpu_count() or 1) // 2)))
         self._grammars: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
 
