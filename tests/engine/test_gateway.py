@@ -357,6 +357,25 @@ def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
     assert said == ["the engine core (pid 77) has ended, killed by SIGKILL"]
 
 
+def test_a_core_that_was_asked_often_gets_a_command_once(world):
+    """It boots slowly, and answers all questions at once; each was asked before the command came."""
+    client = world.client()
+    world.core.report(core_process(100))
+    client.say(client.command(Abort(request="r"), "open"))
+    world.core.next()
+    world.core.report(core_process(100, exit_code=-9, detail="killed by SIGKILL"))
+    messages(world.core, 3, lambda one: isinstance(one, Recall))
+    world.core.report(core_process(101))
+    for _ in range(4):
+        world.core.report(Recalled(newest=0, pid=101, unknown=["open"]))
+    client.say(client.command(Abort(request="r"), "last"))
+    came = messages(world.core, 2, lambda one: isinstance(one, Command))
+    assert [one.id for one in came] == ["open", "last"]
+    for name in ("open", "last"):
+        world.core.answer(Refused(id=name, code="NOT_FOUND", text="no such request"))
+        assert client.hear().code == "NOT_FOUND"
+
+
 def test_a_command_that_ends_cores_is_not_sent_for_ever(world):
     client = world.client()
     world.core.report(core_process(100))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from ppengine.gateway.commands import CommandDesk
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.sessions import Sessions
@@ -40,6 +42,8 @@ class Succession:
         self._core_back = core_back
         self._gone: int | None = None
         """Pid of the core that ended and whose successor has not answered."""
+        self._answered = 0
+        """Pid of the core that answered last."""
 
     def turn(self, now: float) -> bool:
         """Ask what must be asked; return whether consoles can be served."""
@@ -65,6 +69,10 @@ class Succession:
         if answer.pid and answer.pid == self._gone:
             return
         self._events.lacks = self._events.core < answer.newest
+        if answer.pid and answer.pid == self._answered:
+            # A core that boots slowly is asked again and again. What the first answer lacked has been sent since.
+            answer = msgspec.structs.replace(answer, unknown=[])
+        self._answered = answer.pid
         self._commands.recalled(answer, now)
         self._sessions.expect(answer.attended, now)
         self._waiting, self._adopted = False, []
