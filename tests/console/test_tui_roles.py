@@ -63,7 +63,9 @@ async def test_a_viewer_is_offered_no_verb_and_a_key_says_why() -> None:
         await rig.pilot.press("colon", *"drain --undo", "enter")
         assert "you are viewer here; drain needs operator" in rig.screen()
         await rig.pilot.press("question_mark")
-        keys = rig.board("reader-body").partition(" STAGES")[0]
+        keys = rig.board("reader-body")
+        await rig.pilot.press("pagedown")
+        keys = (keys + rig.board("reader-body")).partition(" STAGES")[0]
         assert "filter; Esc clears it" in keys and "command line" in keys
         assert not any(row.key.help in keys for row in ROWS.values() if row.key) and "write a prompt" not in keys
         assert not fake.commands
