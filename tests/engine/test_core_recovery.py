@@ -775,26 +775,26 @@ def test_a_wire_that_broke_is_reported_from_when_no_process_turns_out_to_have_en
     says(world, 2, 1)
     assert wires(world) == [], "the supervisor may yet tell of an end"
     later(world, 0.6)
-    (told,) = wires(world)
-    assert (told.stage, told.peer, told.text, told.closed, told.healed_s) == (0, 1, CLOSED, True, None)
-    assert told.since_s == pytest.approx(0.6)
+    (wire,) = wires(world)
+    assert (wire.stage, wire.peer, wire.text, wire.closed, wire.healed_s) == (0, 1, CLOSED, True, None)
+    assert wire.since_s == pytest.approx(0.6)
     back(world)
     later(world, 2.0)
-    (told,) = wires(world)
-    assert told.healed_s == pytest.approx(2.0) and told.since_s == pytest.approx(2.6)
-    assert told.recomputed > 0
+    (wire,) = wires(world)
+    assert wire.healed_s == pytest.approx(2.0) and wire.since_s == pytest.approx(2.6)
+    assert wire.recomputed > 0
     says(world, 2, 1, "stage 1 sent message 4")
     later(world, 0.6)
-    (told,) = wires(world)
-    assert (told.stage, told.closed, told.healed_s) == (2, False, None), "the newest is what counts"
+    (wire,) = wires(world)
+    assert (wire.stage, wire.closed, wire.healed_s) == (2, False, None), "the newest is what counts"
 
 
 def test_who_expected_a_wrong_message_is_restarted_and_not_its_sender() -> None:
     world = running()
     says(world, 2, 2, "stage 1 sent message 4 (m5, 1 B), due was message 4 (m5, 2 B); m5 has 1 tokens")
     later(world, 0.6)
-    (told,) = wires(world)
-    assert (told.ends, told.closed) == (((2, 0), (2, 0)), False)
+    (wire,) = wires(world)
+    assert (wire.ends, wire.closed) == (((2, 0), (2, 0)), False)
     assert world.started == [(2, 2)]
 
 
@@ -853,8 +853,8 @@ def test_a_wire_that_closes_between_live_processes_needs_no_new_process() -> Non
     back(world)
     assert (world.engine.health.state, world.generation, world.started) == ("serving", 2, [])
     assert events(world, "stage.lost") == events(world, "stage.restart") == []
-    (told,) = wires(world)
-    assert (told.stage, told.peer, told.healed_s) == (0, 1, 0.0)
+    (wire,) = wires(world)
+    assert (wire.stage, wire.peer, wire.healed_s) == (0, 1, 0.0)
     world.say(Release(request="r0"))
     world.run()
     assert world.engine.requests.live() == []

@@ -116,7 +116,7 @@ def test_tokens_of_ended_outputs_are_bounded_and_the_oldest_read_one_goes(monkey
     desk.run("last", 9)
     assert desk.dropped == ["large"] and "unread" in desk.hub
     desk.run("much", 979)
-    assert desk.dropped == ["large", "small", "next", "one more"], "newer answers stay a while, whatever their size"
+    assert desk.dropped == ["large", "small", "next", "one more"], "newer answers stay a while, also large ones"
 
 
 def test_forgotten_outputs_and_those_of_the_core_before_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What requests ask of an engine on GPUs beside tokens: scores of their prompt, and answers of a grammar."""
+"""Scores of prompts, and answers that follow a grammar, from an engine on GPUs."""
 
 from __future__ import annotations
 
