@@ -107,15 +107,19 @@ def test_a_workload_by_name_and_the_same_requests_in_vllm(tmp_path: Path, monkey
     """With a stand-in for vLLM, which makes its tokens in no time."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     install(tmp_path, monkeypatch)
-    ran = bench("tiny", "--workload", "sampled", "--scale", "0.05", "--beside", "vllm", "--rounds", "1", "--json")
+    words = ["--workload", "sampled", "single", "--scale", "0.05", "--beside", "vllm", "--rounds", "1", "--json"]
+    ran = bench("tiny", *words)
     assert ran.returncode == 0, ran.stderr
-    first, pair, whole = map(json.loads, ran.stdout.splitlines())
-    assert first["requests"] == 13
-    assert pair["vllm_tok_s"] > pair["engine_tok_s"] > 0
-    assert (whole["rounds"], whole["vllm"]) == (1, "0.0.fake") and 0 <= whole["ratio"] < 1
-    warm, round_ = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert (len(warm[1]), len(round_[1])) == (8, 13), "a few requests warm it up"
-    assert ran.stderr.splitlines()[-1].startswith("ratio")
+    first, *lines = map(json.loads, ran.stdout.splitlines())
+    assert first["requests"] == 13 + 1
+    rates = {(line["side"], line["workload"]): line["tok_s"] for line in lines if "tok_s" in line}
+    assert set(rates) == {(side, name) for side in ("engine", "vllm") for name in ("sampled", "single")}
+    assert rates["vllm", "sampled"] > rates["engine", "sampled"] > 0
+    assert [line["vllm"] for line in lines if "vllm" in line] == ["0.0.fake"]
+    assert [line["workload"] for line in lines if 0 <= line.get("ratio", 1) < 1] == ["sampled", "single"]
+    calls = [len(json.loads(line)[1]) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == [8, 13, 1, 1], "a few requests warm it up"
+    assert ran.stderr.splitlines()[-1].startswith("single")
 
 
 def test_requests_that_arrive_at_random(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_vllm import install
 from ppengine.bench.__main__ import check_options, make_rounds
-from ppengine.bench.beside import MISSING, Vllm, check_installed, vllm_arguments
+from ppengine.bench.beside import Vllm, check_installed, vllm_arguments
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.workload import GREEDY, Job, Sampling
 from ppengine.common.config import ConfigError, Profile
@@ -56,24 +56,26 @@ def test_the_workloads_are_those_of_the_docs() -> None:
 
 
 def arguments(**fields: object) -> argparse.Namespace:
-    own = {"workload": None, "scale": 1.0, "requests": 32, "prompt_len": "16:128", "output_len": 64, "prompts": None}
+    own = {"workload": [], "scale": 1.0, "requests": 32, "prompt_len": "16:128", "output_len": 64, "prompts": None}
     online = {"online": False, "rate": [], "load": [], "url": None, "slo": None}
     return argparse.Namespace(**{**own, **online, "seed": 0, **fields})
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    check_options(arguments(workload="offline", scale=0.5))
+    check_options(arguments(workload=["offline", "single"], scale=0.5))
     with pytest.raises(ConfigError, match="--scale shrinks a --workload; name one"):
         check_options(arguments(scale=0.5))
-    with pytest.raises(ConfigError, match="--workload single has its own requests; leave --output-len away"):
-        check_options(arguments(workload="single", output_len=3))
-    rounds = make_rounds(arguments(workload="sixteen", scale=0.25), Path(), 300)
+    with pytest.raises(ConfigError, match="--workload single prefix has its own requests; leave --output-len away"):
+        check_options(arguments(workload=["single", "prefix"], output_len=3))
+    with pytest.raises(ConfigError, match="--online measures one workload; choose one of single, offline"):
+        check_options(arguments(workload=["single", "offline"], online=True))
+    rounds = make_rounds(arguments(workload=["sixteen"], scale=0.25), Path(), 300)["sixteen"]
     assert [next(rounds) for _ in range(2)] == [WORKLOADS["sixteen"].scaled(0.25).jobs(300, k) for k in range(2)]
 
 
 def test_vllm_gets_the_same_requests(fake_vllm: Path, tmp_path: Path) -> None:
     jobs = [Job([1, 2, 3], 4, Sampling(0.8, 0.95, 50)), Job([5], 2, Sampling(0.8, 0.95, 50))]
-    with Vllm(vllm_arguments(make_profile(str(tmp_path)))) as other:
+    with Vllm(vllm_arguments(make_profile(str(tmp_path))), sys.executable) as other:
         assert other.started.version == "0.0.fake"
         assert other.run(jobs) > 0 and other.run([Job([1], 1)]) > 0
     calls = fake_vllm.read_text().splitlines()
@@ -85,16 +87,32 @@ def test_a_vllm_that_fails_is_reported(
     fake_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="vLLM ended with exit code"):
-        Vllm(vllm_arguments(make_profile(str(tmp_path / "broken"))))
+        Vllm(vllm_arguments(make_profile(str(tmp_path / "broken"))), sys.executable)
     assert "RuntimeError: no such model" in capfd.readouterr().err
     monkeypatch.setenv("FAKE_SHORT", "1")
-    with Vllm(vllm_arguments(make_profile(str(tmp_path)))) as other, pytest.raises(ValueError, match="made 1 tokens"):
+    with (
+        Vllm(vllm_arguments(make_profile(str(tmp_path))), sys.executable) as other,
+        pytest.raises(ValueError, match="made 1 tokens"),
+    ):
         other.run([Job([1], 5)])
 
 
-def test_without_vllm_it_says_what_to_install() -> None:
-    with pytest.raises(ValueError, match="pip install vllm"):
-        check_installed("a_module_that_is_not_there")
+def test_without_vllm_it_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ppengine.bench", "tiny", "--workload", "single", "--scale", "0.1"]
     ran = subprocess.run([*command, "--beside", "vllm", "--json"], capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (1, f"error: {MISSING}\n")
+    assert ran.returncode == 1 and ran.stderr.startswith(f"error: {sys.executable} has no vLLM: pip install vllm there")
+    with pytest.raises(ValueError, match=r"--vllm-python .*/nowhere: No such file or directory"):
+        check_installed(str(tmp_path / "nowhere"))
+
+
+def test_vllm_runs_by_a_python_of_its_own(fake_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other Python finds vLLM, and this package only here."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.delenv("PYTHONPATH")
+    check_installed(str(python))
+    with Vllm(vllm_arguments(make_profile(str(tmp_path))), str(python)) as other:
+        assert other.started.version == "0.0.fake"
+    with pytest.raises(ValueError, match="has no vLLM"):
+        check_installed(sys.executable)

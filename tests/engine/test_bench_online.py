@@ -77,8 +77,9 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 def options(**fields: object) -> argparse.Namespace:
     own = {
-        "online": True, "rate": [], "load": [], "url": None, "slo": None, "beside": None, "workload": None,
+        "online": True, "rate": [], "load": [], "url": None, "slo": None, "beside": None, "workload": [],
         "scale": 1.0, "rounds": None, "seed": 0, "no_baseline": False, "beside_args": "",
+        "vllm_python": "python3",
     }  # fmt: skip
     return argparse.Namespace(**{**own, **fields})
 

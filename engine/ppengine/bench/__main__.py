@@ -13,9 +13,10 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from ppengine.bench.beside import beside_vllm, check_installed
+from ppengine.bench.beside import Works, beside_vllm, check_installed
 from ppengine.bench.breakdown import Breakdown, StageTimes, slowest, table
 from ppengine.bench.command_line import (
     Overdue,
@@ -48,9 +49,16 @@ def parse() -> argparse.Namespace:
     parser = Parser(prog="ppconsole bench", description=__doc__)
     parser.add_argument("profile")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="a.b=c")
-    parser.add_argument("--workload", choices=list(WORKLOADS), help="requests of the docs by name; no transformers")
+    parser.add_argument(
+        "--workload",
+        choices=list(WORKLOADS),
+        nargs="+",
+        default=[],
+        help="requests of the docs by name; no transformers",
+    )
     parser.add_argument("--scale", type=share, default=1.0, metavar="F", help="of the workload's counts and lengths")
     parser.add_argument("--beside", choices=["vllm"], help="the same requests there, in place of transformers")
+    parser.add_argument("--vllm-python", default=sys.executable, metavar="PATH", help="Python that has vLLM")
     parser.add_argument("--requests", type=at_least_one, default=32)
     parser.add_argument("--prompt-len", default="16:128", metavar="LO:HI")
     parser.add_argument("--output-len", type=at_least_one, default=64)
@@ -74,17 +82,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iterator[list[Job]]:
-    """Return the workload of each round, without end. Raises ConfigError.
+def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Works:
+    """Return the rounds of each workload, without end. Raises ConfigError.
 
     Random prompts are new in every round: the engine keeps the blocks of those it has seen, and would be measured
     without its prefill.
     """
-    if arguments.workload is not None:
-        named = WORKLOADS[arguments.workload].scaled(arguments.scale)
-        return (named.jobs(vocab, number) for number in itertools.count())
+    if arguments.workload:
+        named = {name: WORKLOADS[name].scaled(arguments.scale) for name in arguments.workload}
+        return {name: map(partial(work.jobs, vocab), itertools.count()) for name, work in named.items()}
     if arguments.prompts is not None:
-        return itertools.repeat(file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode))
+        jobs = file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode)
+        return {arguments.prompts.name: itertools.repeat(jobs)}
     low, _, high = arguments.prompt_len.partition(":")
     try:
         bounds = int(low), int(high or low)
@@ -93,7 +102,7 @@ def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Iter
     if not 1 <= bounds[0] <= bounds[1]:
         raise ConfigError(f"--prompt-len {arguments.prompt_len}: LO must be at least 1 and at most HI")
     fixed = (vocab, arguments.requests, *bounds, arguments.output_len, arguments.seed)
-    return (random_jobs(*fixed, number) for number in itertools.count())
+    return {"random": map(partial(random_jobs, *fixed), itertools.count())}
 
 
 def check_options(arguments: argparse.Namespace) -> None:
@@ -101,14 +110,16 @@ def check_options(arguments: argparse.Namespace) -> None:
     online = {"--rate": arguments.rate, "--load": arguments.load, "--url": arguments.url, "--slo": arguments.slo}
     if not arguments.online and (given := [option for option, value in online.items() if value]):
         raise ConfigError(f"{given[0]} is for online measurements; add --online")
-    if arguments.workload is None:
+    if arguments.online and len(arguments.workload) > 1:
+        raise ConfigError(f"--online measures one workload; choose one of {', '.join(arguments.workload)}")
+    if not arguments.workload:
         if arguments.scale != 1.0:
             raise ConfigError("--scale shrinks a --workload; name one")
         return
     own = {"--requests": 32, "--prompt-len": "16:128", "--output-len": 64, "--prompts": None, "--seed": 0}
     for option, default in own.items():
         if getattr(arguments, option[2:].replace("-", "_")) != default:
-            raise ConfigError(f"--workload {arguments.workload} has its own requests; leave {option} away")
+            raise ConfigError(f"--workload {' '.join(arguments.workload)} has its own requests; leave {option} away")
 
 
 def online_choices(arguments: argparse.Namespace) -> Choices:
@@ -125,7 +136,7 @@ def online_choices(arguments: argparse.Namespace) -> Choices:
         rates=arguments.rate, loads=arguments.load or ([] if arguments.rate else [50.0, 80.0, 95.0]),
         rounds=arguments.rounds or 3, seed=arguments.seed, slo=parse_slo(arguments.slo) if arguments.slo else None,
         baseline=not arguments.no_baseline, url=arguments.url, beside=bool(arguments.beside),
-        beside_words=arguments.beside_args,
+        vllm_python=arguments.vllm_python, beside_words=arguments.beside_args,
     )  # fmt: skip
 
 
@@ -166,6 +177,16 @@ def against_baseline(llm: LLM, work: Iterator[list[Job]], baseline: Baseline, ro
     print(f"transformers {statistics.median(theirs):9.1f} output tokens/s, generate with padding, same cores")
     spread = f"pairs {pairs[0]:.2f} to {pairs[-1]:.2f}" if rounds > 1 else "from one pair; --rounds 3 gives a spread"
     print(f"ratio        {ratio:9.2f} ({spread})")
+
+
+def measure_alone(llm: LLM, name: str, work: Iterator[list[Job]], rounds: int) -> None:
+    """Print tokens a second of each round of a workload, and the median."""
+    found = []
+    for number in range(rounds):
+        jobs = next(work)
+        found.append(sum(job.output_len for job in jobs) / run_engine(llm, jobs))
+        say(workload=name, round=number, engine_tok_s=round(found[-1], 1))
+    print(f"{name:14} {statistics.median(found):9.1f} output tokens/s (median of {rounds})")
 
 
 def explain(llm: LLM, jobs: list[Job], spec: ModelSpec, rates: Rates, arguments: argparse.Namespace) -> None:
@@ -229,7 +250,7 @@ def bench(arguments: argparse.Namespace) -> int:
     """Start the engine and measure; return the exit code."""
     try:
         profile = load_profile(arguments.profile, arguments.settings)
-        alone = arguments.no_baseline or arguments.workload is not None or arguments.online
+        alone = arguments.no_baseline or bool(arguments.workload) or arguments.online
         check_options(arguments)
         choices = online_choices(arguments) if arguments.online else None
         if profile.model.load_format == "dummy" and not alone and not arguments.beside:
@@ -237,36 +258,38 @@ def bench(arguments: argparse.Namespace) -> int:
         fetch_model(profile.model, to_stderr)
         folder = Path(profile.model.path)
         spec = read_spec(folder)
-        work = make_rounds(arguments, folder, spec.vocab_size)
-        jobs = next(work)
-        check_lengths(jobs, profile.model.max_model_len or spec.max_model_len)
+        works = make_rounds(arguments, folder, spec.vocab_size)
+        firsts = {name: next(work) for name, work in works.items()}
+        for jobs in firsts.values():
+            check_lengths(jobs, profile.model.max_model_len or spec.max_model_len)
     except ConfigError as error:
         print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 2
     cores = len(os.sched_getaffinity(0))
-    say(profile=profile.name, requests=len(jobs), stages=profile.parallel.pipeline, cores=cores)
+    requests = sum(map(len, firsts.values()))
+    say(profile=profile.name, requests=requests, stages=profile.parallel.pipeline, cores=cores)
     try:
         if arguments.beside:
-            check_installed(arguments.beside)
+            check_installed(arguments.vllm_python)
         if choices is not None:
+            (work,) = works.values()
             Online(profile, work, choices, say).run()
             return 0
         rounds = arguments.rounds or 5
         if arguments.beside:
-            beside_vllm(profile, work, rounds, say)
+            beside_vllm(profile, works, rounds, arguments.vllm_python, say)
             return 0
         threads = profile.threads_per_stage or max(1, cores // profile.parallel.pipeline)
         rates = measured(profile, spec, threads)
         with LLM(profile) as llm:
-            run_engine(llm, jobs)
-            if alone:
-                for number in range(rounds):
-                    jobs = next(work)
-                    say(round=number, engine_tok_s=round(sum(j.output_len for j in jobs) / run_engine(llm, jobs), 1))
-            else:
-                dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
-                against_baseline(llm, work, Baseline(folder, dtype), rounds)
-            explain(llm, next(work), spec, rates, arguments)
+            for name, work in works.items():
+                run_engine(llm, firsts[name])
+                if alone:
+                    measure_alone(llm, name, work, rounds)
+                else:
+                    dtype = "float32" if profile.model.dtype == "auto" else profile.model.dtype
+                    against_baseline(llm, work, Baseline(folder, dtype), rounds)
+                explain(llm, next(work), spec, rates, arguments)
     except (EngineError, ValueError) as error:
         print(f"{PREFIX}{one_line(str(error))}", file=sys.stderr)
         return 1

@@ -1,21 +1,22 @@
 """`ppconsole bench --beside vllm`: the same requests here and in an installed vLLM, one after the other.
 
-One side at a time has the devices: each round starts it, warms it up with a few of the requests, and measures once. So
-each has the whole memory, and vLLM runs in a process of its own.
+One side at a time has the devices, and so the whole memory. It starts once and runs all rounds of each workload. vLLM
+runs in a process of its own, by another Python if need be: its dependencies and ours may exclude each other.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import statistics
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ppengine.bench import vllm_side
 from ppengine.bench.sides import run_engine
 from ppengine.bench.vllm_side import Answer, Round
 from ppengine.bench.workload import Job
@@ -23,36 +24,57 @@ from ppengine.common.config import Profile
 from ppengine.offline.llm import LLM
 
 WARM_UP = 8
-"""Requests of a round that are run before it, with other ids."""
-MISSING = "vLLM is not installed beside this Python: pip install vllm, or leave --beside away"
+"""Requests of a round that are run before the first one, with other ids."""
+Works = dict[str, Iterator[list[Job]]]
+"""Rounds of each workload, without end."""
 
 
-def check_installed(name: str) -> None:
+def check_installed(python: str) -> None:
     """Raise ValueError with one line that says what to install."""
-    if importlib.util.find_spec(name) is None:
-        raise ValueError(MISSING)
+    code = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    try:
+        found = subprocess.run([python, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode
+    except OSError as error:
+        raise ValueError(f"--vllm-python {python}: {error.strerror}") from None
+    if found:
+        raise ValueError(
+            f"{python} has no vLLM: pip install vllm there, name another by --vllm-python, or leave --beside away"
+        )
 
 
-def beside_vllm(profile: Profile, work: Iterator[list[Job]], rounds: int, say: Callable[..., None]) -> None:
-    """Alternate both sides and print tokens a second, and the ratio of the medians. Raises EngineError, ValueError."""
-    ours, theirs, version = [], [], ""
-    for number in range(rounds):
-        warm, jobs = next(work)[:WARM_UP], next(work)
-        tokens = sum(job.output_len for job in jobs)
-        with LLM(profile) as llm:
-            run_engine(llm, warm)
-            ours.append(tokens / run_engine(llm, jobs))
-        with Vllm(vllm_arguments(profile)) as other:
-            other.run(warm)
-            theirs.append(tokens / other.run(jobs))
-            version = other.started.version
-        say(round=number, engine_tok_s=round(ours[-1], 1), vllm_tok_s=round(theirs[-1], 1))
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    pairs = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-    say(rounds=rounds, ratio=round(ratio, 3), vllm=version)
-    print(f"engine {statistics.median(ours):12.1f} output tokens/s (median of {rounds})")
-    print(f"vLLM   {statistics.median(theirs):12.1f} output tokens/s, {version or 'unknown version'}, its defaults")
-    print(f"ratio  {ratio:12.2f} (pairs {pairs[0]:.2f} to {pairs[-1]:.2f})")
+def beside_vllm(profile: Profile, works: Works, rounds: int, python: str, say: Callable[..., None]) -> None:
+    """Measure both sides; print tokens a second and the ratio of the medians. Raises EngineError, ValueError."""
+    jobs = {name: [next(work) for _ in range(rounds + 1)] for name, work in works.items()}
+    began = time.perf_counter()
+    with LLM(profile) as llm:
+        say(side="engine", start_s=round(time.perf_counter() - began, 1))
+        ours = _measured("engine", lambda each: run_engine(llm, each), jobs, say)
+    with Vllm(vllm_arguments(profile), python) as other:
+        version = other.started.version or "unknown version"
+        say(side="vllm", start_s=round(other.started.seconds, 1), vllm=version)
+        theirs = _measured("vllm", other.run, jobs, say)
+    print(f"output tokens a second, medians of {rounds}; vLLM {version} with its defaults")
+    print(f"{'workload':14}{'engine':>10}{'vLLM':>10}{'ratio':>8}  least to most of each")
+    for name in jobs:
+        mine, its = sorted(ours[name]), sorted(theirs[name])
+        medians = statistics.median(mine), statistics.median(its)
+        say(workload=name, rounds=rounds, ratio=round(medians[0] / medians[1], 3))
+        spread = f"{mine[0]:,.1f} to {mine[-1]:,.1f}, {its[0]:,.1f} to {its[-1]:,.1f}"
+        print(f"{name:14}{medians[0]:10,.1f}{medians[1]:10,.1f}{medians[0] / medians[1]:8.2f}  {spread}")
+
+
+def _measured(
+    side: str, run: Callable[[list[Job]], float], works: dict[str, list[list[Job]]], say: Callable[..., None]
+) -> dict[str, list[float]]:
+    """Return the tokens a second of each round, by workload. The first jobs of each warm the side up."""
+    found: dict[str, list[float]] = {}
+    for name, (warm, *rounds) in works.items():
+        run(warm[:WARM_UP])
+        found[name] = []
+        for number, jobs in enumerate(rounds):
+            found[name].append(sum(job.output_len for job in jobs) / run(jobs))
+            say(side=side, workload=name, round=number, tok_s=round(found[name][-1], 1))
+    return found
 
 
 def vllm_arguments(profile: Profile) -> dict[str, Any]:
@@ -70,9 +92,11 @@ def vllm_arguments(profile: Profile) -> dict[str, Any]:
 class Vllm:
     """vLLM in a process of its own. Raises ValueError if it does not start or ends early."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "ppengine.bench.vllm_side"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def __init__(self, arguments: dict[str, Any], python: str) -> None:
+        # By its file: the other Python need not have this package, and has msgspec because vLLM needs it.
+        command = [python, str(Path(vllm_side.__file__))]
+        environment = os.environ | {"PYTHONSAFEPATH": "1"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self.started = self._ask(arguments)
 
     def run(self, jobs: list[Job]) -> float:

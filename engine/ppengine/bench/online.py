@@ -46,6 +46,7 @@ class Choices:
     url: str | None
     beside: bool
     """Whether vLLM is measured too."""
+    vllm_python: str
     beside_words: str
 
 
@@ -76,7 +77,7 @@ class Online:
             if not choices.beside or choices.rates:
                 self._loads(engine, highest)
         if choices.beside:
-            with VllmServer(profile, shlex.split(choices.beside_words)) as vllm:
+            with VllmServer(profile, choices.vllm_python, shlex.split(choices.beside_words)) as vllm:
                 self._say(vllm=vllm.version)
                 highest = min(highest, self._all_at_once(vllm))
                 self._loads(vllm, highest)

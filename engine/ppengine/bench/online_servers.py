@@ -110,11 +110,11 @@ class VllmServer(Server):
 
     name = "vLLM"
 
-    def __init__(self, profile: Profile, more: list[str]) -> None:
+    def __init__(self, profile: Profile, python: str, more: list[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         words = serve_words(vllm_arguments(profile))
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", *words, "--port", str(port), *more]
+        command = [python, "-m", "vllm.entrypoints.cli.main", *words, "--port", str(port), *more]
         self._process = subprocess.Popen(command, stdout=sys.stderr, start_new_session=True)
         try:
             target = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""vLLM as the other side of a comparison, in a process of its own: `python -m ppengine.bench.vllm_side`.
+"""vLLM as the other side of a comparison, in a process of its own. It imports nothing of this package.
 
 It reads one JSON line with the arguments of `vllm.LLM`, then one line a round, and answers each by one line. vLLM and
 its processes print to stdout; so the answers go to a copy of it, and stdout itself to stderr.
