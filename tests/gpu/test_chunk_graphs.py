@@ -22,13 +22,13 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
 from ppengine.stage.backends.cuda import chunk_graphs
-from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs
+from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs, Padded, padded_shapes
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState, Plan
 from ppkernels.kv_layout import cache_shape
 
-BLOCK, LENGTH, BLOCKS = 16, 256, 90
+BLOCK, LENGTH, BLOCKS, REQUESTS = 16, 256, 190, 150
 CONFIGS: dict[str, dict[str, Any]] = {
     "opt": {
         "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2,
@@ -49,7 +49,9 @@ STEPS = {
     "prompts and decodes": [Row(0, 3, 1, True, 7), Row(1, 0, 17, True, -2), Row(2, 30, 1, True, TOKEN_ON_DEVICE)],
     "chunks": [Row(3, 16, 40, False, -2), Row(1, 0, 50, True, -2), Row(0, 20, 1, True, 5)],
     "nearly all padding": [Row(0, 0, 130, True, -2)],
-    "as many rows as there can be": [Row(slot, 5, 1, True, 9) for slot in range(ROWS - 1)] + [Row(40, 0, 3, True, -2)],
+    "as many rows as few are": [Row(slot, 5, 1, True, 9) for slot in range(ROWS[0] - 1)] + [Row(40, 0, 3, True, -2)],
+    "more rows": [Row(slot, 5, 1, True, 9) for slot in range(40)] + [Row(40, 0, 3, True, -2)],
+    "as many rows as there can be": [Row(slot, 5, 1, True, 9) for slot in range(REQUESTS)],
 }
 
 
@@ -81,7 +83,7 @@ def make_state() -> BatchState:
     """Requests whose blocks lie apart; the last entries of every table are blocks that do not exist."""
     state, order = BatchState(LENGTH, BLOCK), (torch.randperm(BLOCKS - 1) + 1).tolist()
     prompt = torch.randint(3, 60, (LENGTH,)).tolist()
-    for slot in [*range(ROWS), 40]:
+    for slot in range(REQUESTS):
         state.register([Register(slot, str(slot), prompt, LENGTH, 0.0, 1.0, 0, slot, 0, 0, [], -1)])
         blocks = [order.pop() for _ in range(9 if slot < 4 else 1)]
         state.set_tables([(slot, 0, blocks)])
@@ -95,7 +97,7 @@ def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, row
     plan = state.plan(rows)
     on_device = np.full(int((plan.tokens == TOKEN_ON_DEVICE).sum()), -1)
     ids = state.input_ids(plan, on_device)
-    latest = torch.arange(64, dtype=torch.int32, device=device)
+    latest = torch.arange(200, dtype=torch.int32, device=device)
     shape = cache_shape(BLOCKS, BLOCK, stage.spec.num_kv_heads, stage.spec.head_dim, device)
     before = [torch.randn(shape, device=device) for _ in range(2)]
     with torch.inference_mode():
@@ -119,7 +121,7 @@ def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, row
 def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest: torch.Tensor) -> ChunkGraphs:
     """Graphs over a copy of `kv` while they are captured: a capture writes to the null block alone, as it should."""
     compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
-    graphs = ChunkGraphs(stage, kv, compute, 512, LENGTH // BLOCK, BLOCK, latest, None)
+    graphs = ChunkGraphs(stage, kv, compute, 512, REQUESTS, LENGTH // BLOCK, BLOCK, latest, None)
     if device.type == "cuda":
         before = [layer.clone() for layer in kv]
         torch.cuda.synchronize()
@@ -131,14 +133,14 @@ def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest
     class Replay:
         """Runs what a graph would hold."""
 
-        def __init__(self, size: int) -> None:
-            self.size = size
+        def __init__(self, shape: Padded) -> None:
+            self.shape = shape
 
         def replay(self) -> None:
-            graphs._graphs[self.size][1].copy_(graphs._forward(self.size))
+            graphs._graphs[self.shape][1].copy_(graphs._forward(self.shape))
 
-    for size in graphs.sizes:
-        graphs._graphs[size] = Replay(size), torch.zeros(ROWS, stage.spec.vocab_size)  # type: ignore[assignment]
+    for shape in graphs.shapes:
+        graphs._graphs[shape] = Replay(shape), torch.zeros(shape.rows, stage.spec.vocab_size)  # type: ignore[assignment]
     return graphs
 
 
@@ -157,11 +159,18 @@ def test_what_is_too_much_for_a_graph_is_left(stage: Any, device: torch.device) 
     state = make_state()
     compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
     kv = [torch.zeros(cache_shape(4, BLOCK, stage.spec.num_kv_heads, stage.spec.head_dim, device), device=device)] * 2
-    graphs = ChunkGraphs(stage, kv, compute, 100, LENGTH // BLOCK, BLOCK, None, None)
-    assert graphs.sizes == [64]
+    graphs = ChunkGraphs(stage, kv, compute, 100, 40, LENGTH // BLOCK, BLOCK, None, None)
+    assert graphs.shapes == [Padded(64, 32), Padded(64, 40)]
     assert graphs.serves(state.plan([Row(0, 0, 64, True, -2)]))
     assert not graphs.serves(state.plan([Row(0, 0, 65, True, -2)]))
-    assert not ChunkGraphs(stage, kv, compute, 63, 16, BLOCK, None, None).serves(state.plan([Row(0, 0, 1, True, -2)]))
-    more = [Row(slot, 5, 1, True, 9) for slot in range(ROWS)] + [Row(40, 0, 3, True, -2)]
-    assert not graphs.serves(state.plan(more))
+    none = ChunkGraphs(stage, kv, compute, 63, 40, 16, BLOCK, None, None)
+    assert not none.serves(state.plan([Row(0, 0, 1, True, -2)]))
+    more = [Row(slot, 5, 1, True, 9) for slot in range(40)]
+    assert graphs.serves(state.plan(more)) and not graphs.serves(state.plan([*more, Row(40, 5, 1, True, 9)]))
     assert chunk_graphs.SIZES[-1] == 1024
+
+
+def test_shapes_have_no_more_rows_than_tokens_or_requests() -> None:
+    assert padded_shapes(128, 4096) == [Padded(64, 32), Padded(64, 64), Padded(128, 32), Padded(128, 128)]
+    assert padded_shapes(64, 8) == [Padded(64, 8)] and padded_shapes(63, 8) == []
+    assert padded_shapes(4096, 4096)[-3:] == [Padded(1024, 32), Padded(1024, 128), Padded(1024, 512)]

@@ -1,8 +1,9 @@
-"""Steps with short prompts as CUDA graphs: one for each padded number of tokens, over buffers that never move.
+"""Steps with short prompts as CUDA graphs, over buffers that never move: one for each padded number of tokens and rows.
 
 Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B); the
-device is faster than that up to about a thousand tokens. A graph serves any mixture of prompts and
-decodes: both kernels of attention find their rows in `query_start`. Rows beyond the step's own have
+device is faster than that up to about a thousand tokens. Programs of rows that are not there return
+at once, and yet take time: so there are graphs for few rows and for many. A graph serves any mixture
+of prompts and decodes: both kernels of attention find their rows in `query_start`. Rows beyond the step's own have
 no token, and tokens beyond them are in no row and have slot -1: nothing is stored or read for them,
 and their values, NaN included, stay in their rows of every product.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,17 +27,33 @@ from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
 
 SIZES = (64, 128, 256, 512, 1024)
-ROWS = 32
-"""The most of one step."""
-_ALIGNED = 36
-"""Integers of a column by row, of which one more is used than there are rows: columns begin at multiples of 16 bytes,
-or kernels would be compiled once more."""
+ROWS = (32, 128, 512)
+"""Padded numbers of rows; a step has no more rows than tokens."""
+_ALIGNED = 4
+"""Integers by which a column by row is longer than the most rows. One of them is used, and columns begin at multiples
+of 16 bytes, or kernels would be compiled once more."""
 _BY_TOKEN, _BY_ROW = 4, 5
 """Tokens, slots of their rows, positions, slot mapping; starts, lengths, and of sampled rows token, slot, position."""
 
 
+class Padded(NamedTuple):
+    """Shape of a graph."""
+
+    tokens: int
+    rows: int
+
+
+def padded_shapes(tokens: int, rows: int) -> list[Padded]:
+    """Return the shapes up to so many tokens and requests, from small to large."""
+    wide = sorted({min(count, rows) for count in ROWS})
+    return sorted({Padded(size, min(count, size)) for size in SIZES if size <= tokens for count in wide})
+
+
 class ChunkGraphs:
-    """Graphs of one stage for steps of up to `most` tokens. The other arguments are those of `DecodeGraphs`."""
+    """Graphs of one stage for steps of up to `most` tokens and `requests` rows.
+
+    The other arguments are those of `DecodeGraphs`.
+    """
 
     def __init__(
         self,
@@ -44,43 +61,47 @@ class ChunkGraphs:
         layers: list[Tensor],
         compute: Stream,
         most: int,
+        requests: int,
         blocks: int,
         block_size: int,
         latest: Tensor | None,
         hidden: Tensor | None,
     ) -> None:
-        self.sizes = [size for size in SIZES if size <= most]
+        self.shapes = padded_shapes(most, requests)
         self._model, self._layers, self.compute = model, layers, compute
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
-        tokens = max(self.sizes, default=0)
-        self._wide = _BY_TOKEN * tokens, _BY_ROW * _ALIGNED
-        length = sum(self._wide) + ROWS * blocks
+        tokens, rows = self.shapes[-1] if self.shapes else Padded(0, 0)
+        column = -(-rows // 4) * 4 + _ALIGNED
+        self._wide = _BY_TOKEN * tokens, _BY_ROW * column
+        length = sum(self._wide) + rows * blocks
         self._staging = Staging("chunk integers", length, compute, layers[0].device)
         by_token, by_row, tables = self._parts(self._staging.on_device)
         self._by_token: list[Tensor] = list(by_token.view(_BY_TOKEN, tokens))
-        self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, _ALIGNED))
-        self._tables: Tensor = tables.view(ROWS, blocks)
-        self._next = 0, 0, 0
-        """Padded size, tokens and sampled rows of the step that was loaded."""
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, column))
+        self._tables: Tensor = tables.view(rows, blocks)
+        self._next = Padded(0, 0), 0, 0
+        """Shape, tokens and sampled rows of the step that was loaded."""
+        self._graphs: dict[Padded, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first; `progress(done)` before each."""
-        for done, size in enumerate(reversed(self.sizes)):
+        """Capture all shapes, the largest first; `progress(done)` before each."""
+        for done, shape in enumerate(reversed(self.shapes)):
             progress(done)
             with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)
-            self._graphs[size] = captured(self.compute, pool, partial(self._forward, size))
+            self._graphs[shape] = captured(self.compute, pool, partial(self._forward, shape))
 
     def serves(self, plan: Plan) -> bool:
-        """Return whether a step can be run as a graph: few rows, not too many tokens."""
-        return bool(self.sizes) and len(plan.slots) <= ROWS and int(plan.query_start[-1]) <= self.sizes[-1]
+        """Return whether a step can be run as a graph: not too many tokens and rows."""
+        return self._shape(int(plan.query_start[-1]), len(plan.slots)) is not None
 
     def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
         """Launch the copy of a step's integers; `ids` [T] as for `DecodeGraphs`."""
         batch, rows, count, sampled = plan.batch, len(plan.slots), len(ids), len(plan.sampled)
-        size = next(size for size in self.sizes if size >= count)
+        shape = self._shape(count, rows)
+        assert shape is not None, "a step that is not served"
+        size = shape.tokens
         by_token, by_row, tables = self._parts(self._staging.next())
         by_token, by_row = by_token.reshape(_BY_TOKEN, -1), by_row.reshape(_BY_ROW, -1)
         owners = np.repeat(plan.slots, np.diff(plan.query_start))
@@ -93,34 +114,39 @@ class ChunkGraphs:
         last[:sampled], last[sampled:] = plan.last_tokens, 0
         slots[:sampled], positions[:sampled] = plan.sampled_slots, plan.ends[plan.sampled]
         found = batch.block_tables.numpy()
-        tables.reshape(ROWS, -1)[:rows, : found.shape[1]] = found
+        tables.reshape(self._tables.shape)[:rows, : found.shape[1]] = found
         self._staging.send(sum(self._wide) + rows * self._tables.shape[1])
-        self._next = size, count, sampled
+        self._next = shape, count, sampled
 
     def run(self) -> Launched:
         """Launch the step that was loaded."""
-        size, count, sampled = self._next
-        graph, output = self._graphs[size]
+        shape, count, sampled = self._next
+        graph, output = self._graphs[shape]
         with self.compute.use():
             graph.replay()
         _, _, _, slots, positions = self._by_row
         return Launched(output[: sampled if self._model.last else count], slots[:sampled], positions[:sampled])
+
+    def _shape(self, tokens: int, rows: int) -> Padded | None:
+        """Return the smallest shape that a step fits into; None if it fits into none."""
+        return next((shape for shape in self.shapes if shape.tokens >= tokens and shape.rows >= rows), None)
 
     def _parts(self, ints: Any) -> Any:
         """Return what of `ints` is by token, by row, and block tables."""
         by_token, by_row = self._wide
         return ints[:by_token], ints[by_token : by_token + by_row], ints[by_token + by_row :]
 
-    def _forward(self, size: int) -> Tensor:
+    def _forward(self, shape: Padded) -> Tensor:
+        size, rows = shape
         tokens, owners, positions, mapping = (column[:size] for column in self._by_token)
         starts, lengths, last, _, _ = self._by_row
         batch = Batch(
             positions=positions,
             slot_mapping=mapping,
-            query_start=starts[: ROWS + 1],
-            query_lens=[1, *[2] * (ROWS - 1)],  # so that both kernels are launched
-            seq_lens=lengths[:ROWS],
-            block_tables=self._tables,
+            query_start=starts[: rows + 1],
+            query_lens=[1, *[2] * (rows - 1)],  # so that both kernels are launched
+            seq_lens=lengths[:rows],
+            block_tables=self._tables[:rows],
             decode_only=False,
             block_size=self._block_size,
         )
@@ -129,4 +155,4 @@ class ChunkGraphs:
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)
-        return self._model.whole_logits(out[last[:ROWS]]) if self._model.last else out
+        return self._model.whole_logits(out[last[:rows]]) if self._model.last else out

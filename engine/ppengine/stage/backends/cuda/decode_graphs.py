@@ -22,6 +22,7 @@ from ppkernels.batch import Batch
 from torch import Tensor
 
 from ppengine.models import StageModel
+from ppengine.stage.backends.cuda.dlpack import tensor_over
 from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
@@ -55,13 +56,19 @@ def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, l
 
 
 def captured(compute: Stream, pool: Any, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Return the graph of `forward` on `compute`, and the output that each replay writes."""
+    """Return the graph of `forward` on `compute`, and the output that each replay writes.
+
+    The output lies in the pool, and other graphs may use its memory, too: logits of all graphs would take 1.5 GB. What
+    reads it is on `compute`, before the next replay.
+    """
     with compute.use():
         forward()  # compiles, and does all setup that capturing forbids
         compute.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, stream=compute.raw):
-        return graph, forward()
+        output = forward()
+    seen = tensor_over(output.data_ptr(), output.nbytes, output.device)
+    return graph, seen.view(output.dtype).view(output.shape)
 
 
 class DecodeGraphs:

@@ -117,7 +117,7 @@ class DeviceBuffers:
             self.input_buffer = compute.buffer("newest tokens", self.latest.nbytes)
         self.graphs: list[DecodeGraphs | ChunkGraphs] = []
         self._stage = model, cache.reserved_layers, compute
-        self._tokens = scheduler.max_num_batched_tokens
+        self._tokens, self._requests = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         # The core spreads decodes evenly over as many micro-batches as there are stages.
         self._rows = min(-(-scheduler.max_num_seqs // config.stages), self._tokens)
         self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
@@ -133,10 +133,12 @@ class DeviceBuffers:
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Capture the graphs of decode steps and of steps with short prompts; `progress(done, total)` for each."""
         decodes = DecodeGraphs(*self._stage, self._rows, *self._blocks, latest=self.latest, hidden=self.incoming)
-        chunks = ChunkGraphs(*self._stage, self._tokens, *self._blocks, latest=self.latest, hidden=self.incoming)
-        pool, total = torch.cuda.graph_pool_handle(), len(decodes.sizes) + len(chunks.sizes)
+        chunks = ChunkGraphs(
+            *self._stage, self._tokens, self._requests, *self._blocks, latest=self.latest, hidden=self.incoming
+        )
+        pool, total = torch.cuda.graph_pool_handle(), len(decodes.sizes) + len(chunks.shapes)
         chunks.capture(pool, lambda done: progress(done, total))
-        decodes.capture(pool, lambda done: progress(done + len(chunks.sizes), total))
+        decodes.capture(pool, lambda done: progress(done + len(chunks.shapes), total))
         self.graphs = [decodes, chunks]
 
     def warm_up(self) -> None:
