@@ -13,7 +13,8 @@ from torch import Tensor
 _BLOCK = 4096
 
 
-@triton.jit
+# A number of rows of its own kind would compile the kernel again, amid requests.
+@triton.jit(do_not_specialize=["count"])
 def mask_rows(logits, masks, rows, count, row_stride, vocabulary, words, BLOCK: tl.constexpr):
     """Write -inf over the logits of tokens without a bit. `rows` [2, count]: rows of logits, and of `masks` int32."""
     place = tl.program_id(0)
@@ -28,14 +29,15 @@ def mask_rows(logits, masks, rows, count, row_stride, vocabulary, words, BLOCK: 
 def masked(logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
     """Return `ppkernels.token_masks.masked`, in stream order. All masks must have the same length."""
     allowed, vocabulary = logits.clone(), logits.shape[1]
-    words = len(next(iter(masks.values()))) // 4
+    words, on_card = len(next(iter(masks.values()))) // 4, logits.is_cuda
     distinct = {bits: number for number, bits in enumerate(dict.fromkeys(masks.values()))}
-    bits = torch.from_numpy(np.frombuffer(b"".join(distinct), "<i4").copy())
-    rows = torch.tensor([list(masks), [distinct[each] for each in masks.values()]], dtype=torch.int64)
-    if logits.is_cuda:
-        # torch keeps the pinned memory until the copy is done.
-        bits = bits.pin_memory().to(logits.device, non_blocking=True)
-        rows = rows.pin_memory().to(logits.device, non_blocking=True)
+    # torch keeps pinned memory until the copy is done.
+    bits = torch.empty(len(distinct), words, dtype=torch.int32, pin_memory=on_card)
+    for row, each in zip(bits.numpy(), distinct, strict=True):
+        row[:] = np.frombuffer(each, "<i4")
+    places = [list(masks), [distinct[each] for each in masks.values()]]
+    rows = torch.tensor(places, dtype=torch.int64, pin_memory=on_card)
+    bits, rows = (part.to(logits.device, non_blocking=True) for part in (bits, rows))
     mask_rows[(len(masks), triton.cdiv(vocabulary, _BLOCK))](
         allowed, bits, rows, len(masks), allowed.stride(0), vocabulary, words, BLOCK=_BLOCK, num_warps=8
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.sampling import DeviceSampling, choose, choose_adjusted, logprobs
+from ppkernels.gpu.token_masks import masked
 from torch import Tensor
 
 from ppengine.common.config import EngineConfig
@@ -155,3 +156,4 @@ class DeviceBuffers:
                 tokens = choose(logits, self.sampling, slots, slots, greedy=greedy, newest=newest)
                 choose_adjusted(logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=newest)
             logprobs(logits, self.sampling, slots, tokens, 1)
+            masked(logits, {0: bytes(4 * -(-self._vocabulary // 32))})
