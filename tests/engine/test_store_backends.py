@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from mmap import mmap
 from pathlib import Path
 
 import pytest
-from ppengine.store.backend import Backend, BackendError, Layout, Usage
+from ppengine.store.backend import PAGE, Backend, BackendError, Layout, Usage
 from ppengine.store.backend_kinds import GROUP, make_backend
 from ppengine.store.backends import files_backend
 from ppengine.store.backends.direct_io import can_direct
 from ppengine.store.backends.files_backend import FilesBackend
-from ppengine.store.backends.memory_backend import MemoryBackend
+from ppengine.store.backends.memory_backend import OWN_PAGES_BYTES, MemoryBackend
 from ppengine.store.lru_index import LruIndex
 from store_contract import LAYOUT, SIZE, Contract, page_view, read
 
@@ -75,6 +76,27 @@ def test_unknown_kinds_are_refused_with_those_that_are_there() -> None:
     with pytest.raises(BackendError, match="no backend of kind tape; there are memory, files, valkey, s3"):
         make_backend("tape")
     assert isinstance(make_backend("files"), FilesBackend)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_object_takes_the_pages_of_an_evicted_one_of_its_size() -> None:
+    backend = MemoryBackend()
+    contract = Contract(lambda: backend, "", persistent=False)
+    contract.open(quota=2 * OWN_PAGES_BYTES + PAGE)
+    first, second, third, small = (os.urandom(size) for size in (OWN_PAGES_BYTES,) * 3 + (PAGE,))
+    for name, data in (("a", first), ("b", second), ("c", small)):
+        backend.write(name, memoryview(data))
+    evicted, kept = backend._objects["a"], backend._objects["b"]
+    assert isinstance(evicted, mmap) and isinstance(kept, mmap) and isinstance(backend._objects["c"], bytes)
+    backend.write("d", memoryview(third))
+    assert backend._objects["d"] is evicted and backend.find(["a", "b", "c"]) == [False, True, True]
+    backend.write("d", memoryview(first))
+    backend.write("b", memoryview(first + small))
+    assert backend._objects["d"] is evicted and backend._objects["b"] is not kept, "it has another size"
+    assert read(backend, "d", OWN_PAGES_BYTES) == first
+    assert read(backend, "b", len(first + small)) == first + small
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 import zmq
+from ppengine.common import procfs
 from ppengine.common.child_process import Child, spawn
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import MemoryConfig, ModelConfig, ParallelConfig
@@ -202,6 +203,34 @@ def test_another_core_finds_a_store_that_has_nothing(core: Core, pool: Pool, tmp
     begin(core, pool, tmp_path)
     core.send(Put(2, 1, "disk", KEY, [0], 60_000))
     assert core.next(Stored).error == ""
+
+
+def test_the_memory_of_a_backend_goes_back_with_it(core: Core, tmp_path: Path) -> None:
+    def private() -> int:
+        """Return the bytes of the store's memory that no file and no other process has."""
+        found = procfs.unbacked(core.child.pid)
+        assert found is not None
+        return found.total - found.shared
+
+    mib, count = 2**20, 7
+    pool = Pool(count, mib)
+    core.next(StoreReady)
+    memory = BackendSpec("mem", "memory", "", 2**30, 60_000)
+    core.send(pool.message(), UseNamespace(b"n" * 16), UseBackends([memory]))
+    core.figures_with("open")
+    before = private()
+    # It has freed an object of 4 MiB then: from now on glibc keeps the memory of smaller ones, up to 8 MiB a thread.
+    core.send(Trial(1, "mem"))
+    assert core.next(Done).error == ""
+    core.send(*(Put(2 + slot, 1, "mem", b"%016d" % slot, [slot], 60_000) for slot in range(count)))
+    assert {core.next(Stored).error for _ in range(count)} == {""}
+    assert private() - before > 5 * mib
+    core.send(UseBackends([]))
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while (left := private() - before) > 3 * mib:
+        assert time.monotonic() < deadline, f"{left / mib:.1f} MiB are left"
+        core.next(StoreFigures)
+    pool.close()
 
 
 HANGING = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,6 +12,12 @@ from typing_extensions import override
 from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
 from ppengine.store.lru_index import LruIndex
 
+OWN_PAGES_BYTES = 64 * 1024
+"""Least size of an object with memory pages of its own. They go back to the system with it.
+
+glibc would keep up to 64 MiB of freed objects for each thread that wrote some, after the backend is gone.
+"""
+
 
 class MemoryBackend(Backend):
     """A dictionary with a quota."""
@@ -19,7 +26,7 @@ class MemoryBackend(Backend):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._objects: dict[str, bytes] = {}
+        self._objects: dict[str, bytes | mmap.mmap] = {}
         self._index = LruIndex()
         self._evicted = 0
         self._quota = 0
@@ -38,21 +45,20 @@ class MemoryBackend(Backend):
             data = self._objects[key]
             self._index.touch(key)
         if len(data) <= len(into):
-            into[: len(data)] = data
+            into[: len(data)] = memoryview(data)
         return len(data)
 
     @override
     def write(self, key: str, data: memoryview) -> None:
         if len(data) > self._quota:
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
-        copy = bytes(data)
         with self._lock:
-            self._forget(key)
-            for old in self._index.oldest(len(copy), self._quota):
-                self._forget(old)
+            freed = [self._forget(key)]
+            for old in self._index.oldest(len(data), self._quota):
+                freed.append(self._forget(old))
                 self._evicted += 1
-            self._objects[key] = copy
-            self._index.put(key, len(copy))
+            self._objects[key] = _copy(data, freed)
+            self._index.put(key, len(data))
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
@@ -70,6 +76,16 @@ class MemoryBackend(Backend):
         self._objects.clear()
         self._index.replace([])
 
-    def _forget(self, key: str) -> None:
-        self._objects.pop(key, None)
+    def _forget(self, key: str) -> bytes | mmap.mmap | None:
         self._index.remove(key)
+        return self._objects.pop(key, None)
+
+
+def _copy(data: memoryview, freed: Sequence[bytes | mmap.mmap | None]) -> bytes | mmap.mmap:
+    """Return a copy, in the pages of a freed object of the same size if there is one: new pages cost more than it."""
+    if len(data) < OWN_PAGES_BYTES:
+        return bytes(data)
+    same = (each for each in freed if isinstance(each, mmap.mmap) and len(each) == len(data))
+    pages = next(same, None) or mmap.mmap(-1, len(data), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages[:] = data
+    return pages
