@@ -94,6 +94,15 @@ def test_engines_that_differ_in_low_bits_keep_their_own_shards() -> None:
         world.close()
 
 
+def test_the_names_of_a_backend_go_with_it(world: World) -> None:
+    names = world.store._home.names
+    put(world)
+    world.store.take(UseBackends([spec(quota_bytes=2**20)]))
+    assert len(names._names) == 1, "a backend of that name may have the chunk"
+    world.store.take(UseBackends([spec("other")]))
+    assert names.take("m", [KEY]) == []
+
+
 def test_a_find_takes_the_first_backend_that_has_a_chunk() -> None:
     world = World().ready(spec("a"), spec("b"))
     world.ask(Mark(1, "b", KEY, marker(), 100))

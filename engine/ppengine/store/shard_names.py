@@ -29,6 +29,12 @@ class ShardNames:
         with self._lock:
             return [name for key in keys if (name := self._names.pop((backend, key), ""))]
 
+    def forget(self, backend: str) -> None:
+        """Forget those of a backend, which is gone."""
+        with self._lock:
+            for one in [one for one in self._names if one[0] == backend]:
+                del self._names[one]
+
     def clear(self) -> None:
         """Forget all, as those of another namespace."""
         with self._lock:

@@ -273,9 +273,11 @@ class Store:
             else:
                 lane = self._make_lane(spec, self._home)
             self._lanes[spec.name] = lane
-        for lane in before.values():
+        for name, lane in before.items():
             lane.close()
             self._retired.append(lane)
+            if name not in self._lanes:
+                self._home.names.forget(name)
 
 
 def _place_of(spec: BackendSpec) -> tuple[str, str, int]:
