@@ -99,6 +99,19 @@ def test_a_new_object_takes_the_pages_of_an_evicted_one_of_its_size() -> None:
     assert read(backend, "b", len(first + small)) == first + small
 
 
+def test_an_object_is_read_before_a_writer_may_take_its_pages() -> None:
+    backend, seen = MemoryBackend(), []
+
+    class Into(bytearray):
+        def __setitem__(self, where: object, data: object) -> None:
+            seen.append(backend._lock.locked())
+
+    Contract(lambda: backend, "", persistent=False).open(quota=OWN_PAGES_BYTES)
+    backend.write("a", memoryview(os.urandom(OWN_PAGES_BYTES)))
+    assert backend.read("a", Into(OWN_PAGES_BYTES)) == OWN_PAGES_BYTES  # type: ignore[arg-type]
+    assert seen == [True]
+
+
 # --- files ------------------------------------------------------------------------------------------------------
 
 

@@ -44,8 +44,9 @@ class MemoryBackend(Backend):
         with self._lock:
             data = self._objects[key]
             self._index.touch(key)
-        if len(data) <= len(into):
-            into[: len(data)] = memoryview(data)
+            # In the lock: a writer may take the pages of an object that it evicts.
+            if len(data) <= len(into):
+                into[: len(data)] = memoryview(data)
         return len(data)
 
     @override
