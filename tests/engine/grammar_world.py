@@ -71,7 +71,7 @@ class GrammarWorld(CoreWorld):
     @property
     def process(self):
         """The child that computes masks; None if there is none."""
-        return self.engine.constraints.masks._child
+        return self.engine.constraints.masks.processes[0]._child
 
     def add(self, *samplings, nonce=1, names=None):
         """Send one prompt for each of `samplings`, in one message."""

@@ -1,7 +1,7 @@
 """Constrained outputs: their grammars are compiled before admission, and each token waits for its mask.
 
-There are two processes: one compiles grammars for the first time, and the other has those that were compiled there. So
-a grammar that does not end takes no masks from other requests.
+One process compiles grammars for the first time, and the others have those that were compiled there. So a grammar that
+does not end takes no masks from other requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.mask_processes import MaskProcesses
 from ppengine.core.scheduler import Retirement, Scheduler
 from ppengine.core.scheduler.request import FORCED_MOST, Request
 from ppengine.core.scheduler.request_queues import RequestQueues
@@ -51,7 +52,7 @@ class Constraints:
 
     checks: GrammarProcess
     """Compiles grammars before admission."""
-    masks: GrammarProcess
+    masks: MaskProcesses
     _requests: LiveRequests
     _eos: frozenset[int]
     _first: OrderedDict[Grammar, bytes] = field(init=False, default_factory=OrderedDict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
+from ppengine.core.mask_processes import make_processes
 from ppengine.core.meeting_points import MeetingPoints
 from ppengine.core.memory_controller import MemoryController
 from ppengine.core.metrics_desk import MetricsDesk
@@ -128,10 +130,8 @@ class Engine:
         )  # fmt: skip
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
-        checker, masker = (
-            GrammarProcess(Path(config.run_dir), send_grammar, clock, event, task) for task in ("checks", "masks")
-        )
-        self.constraints = constraints = Constraints(checker, masker, requests, frozenset(spec.eos_token_ids))
+        processes = make_processes(partial(GrammarProcess, Path(config.run_dir), send_grammar, clock, event))
+        self.constraints = constraints = Constraints(*processes, requests, frozenset(spec.eos_token_ids))
         self.rules = rules = ClientRules(requests, operations, clock)
         self.offline = OfflineRequests(
             health, submissions, self.templates, constraints, requests, rules, self.outputs, journal, reply

@@ -83,7 +83,9 @@ class GrammarProcess:
     _event: Callable[[str, str], None]
     """Reports an event: its kind and text."""
     _task: str
-    """Task of the process: `masks` or `checks`. Routing ids begin with its first letter."""
+    """Task of the process: `checks`, `masks`, or `masks 1` and so on. Routing ids begin with it."""
+    _threads: int = 1
+    """Threads of the process that compute masks."""
     _child: Child | None = field(init=False, default=None)
     _name: bytes = field(init=False, default=b"")
     """Routing id of the child; each has its own."""
@@ -235,8 +237,8 @@ class GrammarProcess:
 
     def _start(self) -> None:
         self._count += 1
-        name = f"{self._task[0]}{self._count}"
-        arguments = ["--engine", str(self._run_dir / "engine.json"), "--name", name]
+        name, threads = f"{self._task.replace(' ', '')}-{self._count}", str(self._threads)
+        arguments = ["--engine", str(self._run_dir / "engine.json"), "--threads", threads, "--name", name]
         self._start_at = self._clock() + AGAIN_S
         try:
             self._child = spawn(MODULE, arguments, log=self._run_dir / "grammar.log")

@@ -36,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ppengine.grammar")
     parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--name", required=True, help="routing id on the core's socket")
+    parser.add_argument("--threads", type=int, default=1, help="that compute masks")
     lifeline.add_argument(parser)
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
@@ -53,7 +54,7 @@ def main() -> int:
     folder = Path(config.model_path)
     spec = read_spec(folder)
     try:
-        matchers = Matchers(folder, spec.vocab_size, spec.eos_token_ids)
+        matchers = Matchers(folder, spec.vocab_size, spec.eos_token_ids, arguments.threads)
     except (OSError, ValueError) as error:
         print(f"error: the tokenizer of {folder} cannot be used for grammars: {error}", file=sys.stderr)
         return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -46,13 +45,13 @@ class _Output(NamedTuple):
 
 
 class Matchers:
-    """All matchers of one checkpoint. `vocabulary` is the number of the model's logits."""
+    """All matchers of one checkpoint. `vocabulary` is the number of the model's logits; `threads` compute masks."""
 
-    def __init__(self, folder: Path, vocabulary: int, eos: list[int]) -> None:
+    def __init__(self, folder: Path, vocabulary: int, eos: list[int], threads: int = 1) -> None:
         text = (folder / "tokenizer.json").read_text("utf-8")
         self._tokenizer = LLTokenizer(text, n_vocab=vocabulary, eos_token=eos)
         self._vocabulary, self._eos = vocabulary, eos
-        self._executor = LLExecutor(max(1, min(16, (os.cpu_count() or 1) // 2)))
+        self._executor = LLExecutor(threads)
         self._grammars: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
 

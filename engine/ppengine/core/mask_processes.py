@@ -1,0 +1,67 @@
+"""The grammar processes that compute masks: each output has its own one of them.
+
+A process takes tokens into one matcher after the other. With 256 outputs a step that takes longer than their masks,
+which all of its threads compute. So there are several where cores are many.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppengine.core.grammar_process import Ask, GrammarProcess
+
+PROCESSES_MOST = 4
+CORES = 8
+"""Cores for each process."""
+THREADS_MOST = 16
+"""Threads that compute masks, of all processes together."""
+Make = Callable[[str, int], GrammarProcess]
+"""Makes a process for a task, with so many threads."""
+
+
+@dataclass(eq=False)
+class MaskProcesses:
+    """Sends the questions of an output to one process."""
+
+    processes: list[GrammarProcess]
+
+    def prepare(self) -> None:
+        """Let them start before the first question."""
+        for process in self.processes:
+            process.prepare()
+
+    def ask(self, ask: Ask) -> None:
+        """Queue a question; `advance` sends it."""
+        self.processes[ask.matcher % len(self.processes)].ask(ask)
+
+    def forget(self, matchers: list[int]) -> None:
+        """Drop the matchers of outputs that have ended."""
+        count = len(self.processes)
+        for place, process in enumerate(self.processes):
+            if gone := [matcher for matcher in matchers if matcher % count == place]:
+                process.forget(gone)
+
+    def take(self, name: bytes, message: object) -> None:
+        """Take a message of one of them."""
+        for process in self.processes:
+            process.take(name, message)
+
+    def advance(self) -> None:
+        """Send what waits, and watch them."""
+        for process in self.processes:
+            process.advance()
+
+    def close(self) -> None:
+        """End them."""
+        for process in self.processes:
+            process.close()
+
+
+def make_processes(make: Make, cores: int | None = None) -> tuple[GrammarProcess, MaskProcesses]:
+    """Return the process that checks grammars, and those for masks, on a host of so many cores; None: this one."""
+    cores = cores or len(os.sched_getaffinity(0))
+    threads, count = max(1, min(THREADS_MOST, cores // 2)), max(1, min(PROCESSES_MOST, cores // CORES))
+    tasks = ["masks"] if count == 1 else [f"masks {number}" for number in range(1, count + 1)]
+    return make("checks", threads), MaskProcesses([make(task, max(1, threads // count)) for task in tasks])
