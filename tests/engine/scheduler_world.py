@@ -16,7 +16,7 @@ from ppengine.core.scheduler.retirement import Retirement
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
 from ppengine.protocol.verbs import MESSAGES
-from stage_model import StageModel, continuation
+from stage_model import StageModel, contents, continuation
 
 EOS = 3
 STATES = ("waiting", "running", "swapped", "held", "loading")
@@ -151,6 +151,11 @@ class World:
         filled = sum(row.count for row in step.rows) // self.model.stages[0].block_size
         assert len(record.entering) <= self.host_cache.out_blocks + filled
         assert sum(count for _, count in record.filling) <= self.host_cache.in_blocks
+        size = self.model.stages[0].block_size
+        for slot, digest in record.entering:
+            owner = next(request for request in self.all.values() if digest in request.digests)
+            end = (owner.digests.index(digest) + 1) * size
+            self.model.whole[step.number, slot] = contents(owner.tokens(0, end))[-size:]
         alone = len(step.moves) == len(record.entering) and not step.rows and not step.release
         assert idle or not alone, "a step was made just for copies to the host"
 
@@ -365,6 +370,12 @@ class Driver:
         stop_ids = [draw.randrange(50)] if draw.random() < 0.2 else []
         tokens = draw.choice([1, 2, 6, 12, 30])
         constrained = self.constrained and draw.random() < 0.5
+        # Two that begin alike and come together: the second one begins with blocks that are not written yet.
+        for _ in range(draw.choice([1, 1, 2])):
+            self._add(prompt, stop_ids, tokens, constrained)
+
+    def _add(self, prompt, stop_ids, tokens, constrained):
+        draw = self.random
         try:
             self.world.add(
                 prompt, n=draw.choice([1, 1, 1, 2, 3]), seed=draw.randrange(3), max_tokens=tokens,

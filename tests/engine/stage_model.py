@@ -23,6 +23,14 @@ def chain(parent: int, token: int) -> int:
     return hash((parent, token))
 
 
+def contents(tokens):
+    """Return the content of each position of `tokens`."""
+    found = [0]
+    for token in tokens:
+        found.append(chain(found[-1], token))
+    return found[1:]
+
+
 def next_token(content: int, seed: int, sample: int) -> int:
     """Return the token that the model samples after `content`; integers alone hash the same in every process."""
     return hash((content, seed, sample, 1)) % VOCABULARY
@@ -83,6 +91,8 @@ class StageModel:
         self.retired_before: list[int] = []
         """By step: the newest one that had retired when it was sent."""
         self.reads = 0
+        self.whole: dict[tuple[int, int], list] = {}
+        """Content that a step must copy to a host slot, by both: that of the tokens whose digest the slot gets."""
 
     def send(self, step: Step) -> None:
         if step.number != len(self.steps) + 1:
@@ -139,15 +149,21 @@ class StageModel:
     def _block(self, state: StageState, block: int) -> list:
         if not 0 < block < state.mapped:
             raise WrongRead(f"block {block} of {state.mapped} mapped ones is touched")
-        if (load := state.loads.get(block, 0)) > self.retired_before[state.step - 1]:
-            raise WrongRead(f"step {state.step} touches block {block}, which step {load} may still load")
         return state.device.setdefault(block, [None] * state.block_size)
 
+    def _of_row(self, state: StageState, block: int) -> list:
+        if (load := state.loads.get(block, 0)) > self.retired_before[state.step - 1]:
+            raise WrongRead(f"step {state.step} touches block {block}, which step {load} may still load")
+        return self._block(state, block)
+
     def _move(self, state: StageState, move) -> None:
+        # A copy waits for those before it that touch its blocks.
         if move.kind == MoveKind.DEVICE:
             self._block(state, move.dst)[:] = self._block(state, move.src)
         elif move.kind == MoveKind.OUT:
             state.host[move.dst] = list(self._block(state, move.src))
+            if state.host[move.dst] != self.whole.get((state.step, move.dst), state.host[move.dst]):
+                raise WrongRead(f"step {state.step} copies block {move.src} to the host, which holds something else")
         else:
             self._block(state, move.dst)[:] = state.host[move.src]
             if move.kind == MoveKind.LOAD:
@@ -176,7 +192,7 @@ class StageModel:
         size, content = state.block_size, 0
         for position in range(row.start + row.count):
             content = chain(content, inputs[position])
-            block = self._block(state, table[position // size])
+            block = self._of_row(state, table[position // size])
             if position >= row.start:
                 block[position % size] = content
             elif block[position % size] != content:

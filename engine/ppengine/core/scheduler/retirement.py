@@ -44,8 +44,10 @@ class StepRetirer:
         answers = iter(sampled)
         for request, end, samples in record.rows:
             request.in_flight.remove(number)
-            if request.num_entered < end // size and request.blocks and not request.finished:
-                self._blocks.enter(request, end)
+            # An aborted request takes no token any more, so its last blocks have no digest.
+            known = min(end, request.num_tokens)
+            if request.num_entered < known // size and request.blocks and not request.finished:
+                self._blocks.enter(request, known)
             if samples:
                 answer = next(answers)
                 request.pending -= 1
