@@ -51,6 +51,19 @@ def test_an_evicted_prefix_comes_from_the_host_with_the_same_tokens():
     assert request.num_cached == 20
 
 
+def test_blocks_that_a_step_fills_go_to_the_host_with_a_later_one():
+    world = world_of(num_blocks=40)
+    for seed in (1, 2):
+        world.add(PROMPT, max_tokens=4, seed=seed)
+    step = world.schedule()
+    assert [(row.start, row.count) for row in step.rows] == [(0, 21), (20, 1)] and not step.moves
+    finish(world)
+    world.scheduler.blocks.device.drop_cache()
+    (request,) = world.add(PROMPT, seed=3)
+    finish(world)
+    assert (request.sources.device, request.sources.host) == (0, 20)
+
+
 def test_a_prompt_whose_positions_are_scored_is_computed():
     world = evicted()
     (request,) = world.add(PROMPT, seed=1, prompt_logprobs=1)

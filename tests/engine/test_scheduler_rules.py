@@ -197,6 +197,65 @@ def test_a_full_hit_that_has_no_room_for_the_copy_recomputes_the_last_block():
     world.verify_end()
 
 
+def test_requests_that_come_together_compute_their_prefix_once():
+    world = World(stages=2, num_blocks=60, max_num_batched_tokens=64)
+    requests = [world.add([*prompt(12), 40 + index], max_tokens=2)[0] for index in range(4)]
+    step = world.schedule()
+    assert [(row.start, row.count) for row in step.rows] == [(0, 13), (12, 1), (12, 1), (12, 1)]
+    assert len({tuple(request.blocks[:3]) for request in requests}) == 1
+    world.run()
+    world.verify_end()
+
+
+def test_a_prefix_in_chunks_is_shared_as_far_as_its_steps_are_sent():
+    world = World(stages=1, num_blocks=60, max_num_batched_tokens=8, schedule_ahead=False)
+    world.add([*prompt(16), 40], max_tokens=2)
+    world.schedule()
+    (late,) = world.add([*prompt(16), 41], max_tokens=2)
+    assert world.scheduler.blocks.fit(late).computed == 8
+    world.run()
+    world.verify_end()
+    assert late.num_cached == 16
+
+
+def test_a_block_that_a_step_fills_is_not_copied_by_the_same_step():
+    """Copies of a step come before its rows: the second prompt computes the last block of its own."""
+    world = World(stages=1, num_blocks=60, max_num_batched_tokens=64, schedule_ahead=True)
+    for _ in range(2):
+        world.add(prompt(8), max_tokens=2)
+    step = world.schedule()
+    assert not step.moves and [(row.start, row.count) for row in step.rows] == [(0, 8), (4, 4)]
+    world.add(prompt(8), max_tokens=2)
+    step = world.schedule()
+    assert [move.kind for move in step.moves] == [MoveKind.DEVICE], "a step that is sent comes first"
+    world.run()
+    world.verify_end()
+
+
+def test_an_abort_leaves_the_prefix_that_its_steps_compute():
+    world = World(stages=2, num_blocks=60, max_num_batched_tokens=8)
+    (first,) = world.add([*prompt(16), 40], max_tokens=2)
+    (second,) = world.add([*prompt(16), 41], max_tokens=2)
+    world.schedule()
+    world.schedule()
+    world.act("abort", first.id)
+    world.run()
+    world.verify_end()
+    assert second.num_cached >= 8
+
+
+def test_a_lost_step_leaves_no_prefix():
+    world = World(stages=2, num_blocks=60, max_num_batched_tokens=64)
+    for last in (40, 41):
+        world.add([*prompt(12), last], max_tokens=2)
+    world.schedule()
+    world.lose(1)
+    (third,) = world.add([*prompt(12), 42], max_tokens=2)
+    assert world.scheduler.blocks.fit(third).computed == 0
+    world.run()
+    world.verify_end()
+
+
 def test_prefix_caching_off_shares_nothing():
     world = World(stages=1, prefix_caching=False)
     world.add(prompt(8), max_tokens=1)

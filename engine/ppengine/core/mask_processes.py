@@ -18,7 +18,7 @@ CORES = 8
 THREADS_MOST = 16
 """Threads that compute masks, of all processes together."""
 Make = Callable[[str, int], GrammarProcess]
-"""Makes a process for a task, with so many threads."""
+"""Makes a process for a task, with a number of threads."""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class MaskProcesses:
 
 
 def make_processes(make: Make, cores: int | None = None) -> tuple[GrammarProcess, MaskProcesses]:
-    """Return the process that checks grammars, and those for masks, on a host of so many cores; None: this one."""
+    """Return the process that checks grammars, and those for masks. `cores`: of the host, by default this one."""
     cores = cores or len(os.sched_getaffinity(0))
     threads, count = max(1, min(THREADS_MOST, cores // 2)), max(1, min(PROCESSES_MOST, cores // CORES))
     tasks = ["masks"] if count == 1 else [f"masks {number}" for number in range(1, count + 1)]

@@ -205,6 +205,7 @@ class Batcher:
         if not request.in_flight or request.in_flight[-1] != draft.number:
             request.in_flight.append(draft.number)
         request.num_computed = end
+        self._blocks.enter_ahead(request, start, end)
         self._budget -= count
         if start < request.num_prompt <= end:
             request.prompt_step = draft.number

@@ -88,6 +88,8 @@ class BlockTables:
         whole = min(len(source), most)
         rest = known - 1 - whole * self.block_size
         copied = source[whole] if len(source) > whole and rest else None
+        if copied in self._steps.draft.fills:
+            copied = None  # Copies of a step come before its rows.
         plan = self._fit(known, source[:whole], copied, rest)
         if copied is not None and not plan.fits:
             plan = self._fit(known, source[:whole], None, 0)
@@ -174,8 +176,21 @@ class BlockTables:
         self._steps.table_changed(request, len(request.blocks) - 1)
         return True
 
+    def enter_ahead(self, request: Request, start: int, end: int) -> None:
+        """Enter the blocks that the draft's row of tokens [start, end) fills into the prefix cache.
+
+        Later rows may read them, those of the draft too: a step writes the KV of all its rows before any attention of
+        the layer, and stages run steps in order. A step that is lost leaves no cache.
+        """
+        first, full = start // self.block_size, end // self.block_size
+        if self.prefix_caching and full > first:
+            digests = request.full_digests(full, self.block_size)
+            for index in range(first, full):
+                self.device.enter(request.blocks[index], digests[index])
+            self._steps.draft.fills.update(request.blocks[first:full])
+
     def enter(self, request: Request, computed: int) -> None:
-        """Enter the full blocks of the first `computed` tokens into the prefix cache."""
+        """Enter the full blocks of the first `computed` tokens into the prefix cache; the host may have them now."""
         full = computed // self.block_size
         if full > request.num_entered:
             if self.prefix_caching:

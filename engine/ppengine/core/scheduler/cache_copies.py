@@ -165,6 +165,8 @@ class CacheCopies:
             elif block is None:
                 del queue[digest]
                 self.dropped_total += 1
+            elif self._steps.fills(block):
+                continue  # Another request has begun with it meanwhile.
             elif not device.is_cached(block) or spare > 0:
                 spare -= device.is_cached(block)
                 chosen.append((digest, block))

@@ -27,6 +27,8 @@ class StepRecord:
     """Requests that it copies to the device."""
     pinned: list[int] = field(default_factory=list)
     """Source blocks of device copies, with one reference each until the step has retired."""
+    fills: set[int] = field(default_factory=set)
+    """Blocks of prompts that its rows fill."""
     entering: list[tuple[int, bytes]] = field(default_factory=list)
     """(host slot, digest) of the blocks that it copies to the host cache."""
     filling: list[tuple[Request, int]] = field(default_factory=list)
@@ -136,6 +138,10 @@ class StepLog:
         if not request.in_flight or request.in_flight[-1] != number:
             request.in_flight.append(number)
             self.draft.touched.append(request)
+
+    def fills(self, block: int) -> bool:
+        """Return whether a step that has not retired, or the draft, fills a block of a prompt."""
+        return block in self.draft.fills or any(block in record.fills for record in self.unretired)
 
     def emit(self, rows: list[Row], map_blocks: int | None = None, checks: int | None = None) -> Step:
         """Return the draft as a step and begin the next one."""

@@ -44,7 +44,7 @@ class Padded(NamedTuple):
 
 
 def padded_shapes(tokens: int, rows: int) -> list[Padded]:
-    """Return the shapes up to so many tokens and requests, from small to large."""
+    """Return the shapes for steps of at most `tokens` and `rows`, from small to large."""
     wide = sorted({min(count, rows) for count in ROWS})
     return sorted({Padded(size, min(count, size)) for size in SIZES if size <= tokens for count in wide})
 

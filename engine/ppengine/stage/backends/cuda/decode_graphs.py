@@ -58,8 +58,8 @@ def embed(model: StageModel, tokens: Tensor, slots: Tensor, positions: Tensor, l
 def captured(compute: Stream, pool: Any, forward: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """Return the graph of `forward` on `compute`, and the output that each replay writes.
 
-    The output lies in the pool, and other graphs may use its memory, too: logits of all graphs would take 1.5 GB. What
-    reads it is on `compute`, before the next replay.
+    The output lies in the pool, and other graphs may use its memory, too: logits of all graphs would take 1.5 GB. Its
+    readers are on `compute`, before the next replay.
     """
     with compute.use():
         forward()  # compiles, and does all setup that capturing forbids
