@@ -1,9 +1,10 @@
 """The copies of a block mover: within the cache, and to and from the swap space through a staging buffer.
 
 One kernel gathers a block's layers, copies of whole slots take them to the host; back the same way.
-One large copy reached 55 GB/s (H200); 64 blocks of 32 fragments of 64 KiB each went at 48 to 50
-GB/s so, and cost 200 to 340 us of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a
-copy for each fragment at 18 GB/s and 4 ms.
+The buffer has two halves: a kernel works on one while the other is copied. One large copy reached 55
+GB/s (H200); 64 blocks of 32 fragments of 64 KiB each went at 48 to 50 GB/s by one half, and cost 200
+to 340 us of host time; with cuMemcpyBatchAsync at 39 GB/s and 900 us, with a copy for each fragment
+at 18 GB/s and 4 ms.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class DeviceLane:
 
 
 class SwapLane:
-    """One direction between the cache and the swap space, with a stream and a staging buffer of its own."""
+    """One direction between the cache and the swap space, with a stream and a staging buffer of its own.
+
+    Copies are on `stream`, kernels on a second one. That begins behind `stream` and ends before it, so others see one.
+    """
 
     def __init__(
         self,
@@ -63,10 +67,11 @@ class SwapLane:
         self._known = blocks
         self._cache, self._host, self._driver = cache, host, driver
         shape = cache.shape
-        self._chunk = max(1, min(staging_bytes // shape.block_bytes, host.blocks))
+        self._chunk = max(1, min(staging_bytes // 2 // shape.block_bytes, host.blocks))
         words = shape.layer_block_bytes // 8
+        self._kernels: torch.cuda.Stream = torch.cuda.Stream(driver.device)  # type: ignore[no-untyped-call]
         with self.stream.use():
-            self._staging = torch.empty((self._chunk, shape.layers, words), dtype=torch.int64, device=driver.device)
+            self._staging = torch.empty((2, self._chunk, shape.layers, words), dtype=torch.int64, device=driver.device)
         self._through = self.stream.buffer(f"{self._name} staging", self._staging.nbytes)
 
     def copy(self, pairs: Pairs) -> None:
@@ -87,22 +92,40 @@ class SwapLane:
         return self.stream.doing(self._name, reads, [self._through, *writes], depth=1)
 
     def _take_out(self, blocks: list[int], slots: list[int]) -> None:
+        copies, kernels = self.stream.raw, self._kernels
         index = self._index(blocks)
+        kernels.wait_stream(copies)
+        emptied: list[torch.cuda.Event] = []
         for chunk, staging in self._chunks(len(slots)):
-            torch.index_select(self._cache.blocks, 0, index[chunk], out=staging)
+            if len(emptied) > 1:
+                kernels.wait_event(emptied[-2])
+            with torch.cuda.stream(kernels):
+                torch.index_select(self._cache.blocks, 0, index[chunk], out=staging)
+            copies.wait_stream(kernels)
             self._copy_slots(slots[chunk], staging.data_ptr())
+            emptied.append(copies.record_event())
 
     def _bring_in(self, blocks: list[int], slots: list[int]) -> None:
+        copies, kernels = self.stream.raw, self._kernels
         index: Tensor | None = None
+        emptied: list[torch.cuda.Event] = []
         for chunk, staging in self._chunks(len(slots)):
+            if len(emptied) > 1:
+                copies.wait_event(emptied[-2])
             self._copy_slots(slots[chunk], staging.data_ptr())
             # Not before the first copy is under way.
             index = self._index(blocks) if index is None else index
-            self._cache.blocks.index_copy_(0, index[chunk], staging)
+            kernels.wait_stream(copies)
+            with torch.cuda.stream(kernels):
+                self._cache.blocks.index_copy_(0, index[chunk], staging)
+            emptied.append(kernels.record_event())
+        # The memory of the index is free for `stream` behind this.
+        copies.wait_stream(kernels)
 
     def _chunks(self, count: int) -> Iterator[tuple[slice, Tensor]]:
-        for start in range(0, count, self._chunk):
-            yield slice(start, start + self._chunk), self._staging[: min(self._chunk, count - start)]
+        """Return the parts of a copy, each with its half of the buffer."""
+        for turn, start in enumerate(range(0, count, self._chunk)):
+            yield slice(start, start + self._chunk), self._staging[turn % 2, : min(self._chunk, count - start)]
 
     def _index(self, blocks: list[int]) -> Tensor:
         # From pinned memory, since a copy from any other waits for the stream.
