@@ -11,7 +11,7 @@ from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import MemoryConfig, ModelConfig, ParallelConfig, SchedulerConfig, SloConfig
 from ppengine.common.tier_config import TierConfig
 from ppengine.core.engine import Engine
-from ppengine.core.journal_records import Record
+from ppengine.core.journal_records import DECODER, ENCODER
 from ppengine.core.journal_state import Restored
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact
@@ -37,10 +37,10 @@ class MemoryJournal:
         self._turn.append(record)
 
     def begin(self, state):
-        self._written = [msgspec.msgpack.encode(list(state()))]
+        self._written = [ENCODER.encode(list(state()))]
 
     def commit(self, state, now):
-        self._written.append(msgspec.msgpack.encode(self._turn))
+        self._written.append(ENCODER.encode(self._turn))
         self._turn = []
 
     def take_failure(self):
@@ -49,7 +49,7 @@ class MemoryJournal:
     @property
     def records(self):
         """Everything since the last full state."""
-        return [record for turn in self._written for record in msgspec.msgpack.decode(turn, type=list[Record])]
+        return [record for turn in self._written for record in DECODER.decode(turn)]
 
     def restored(self):
         """Return the state that another core finds."""

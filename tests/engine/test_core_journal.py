@@ -8,15 +8,18 @@ import random
 import resource
 import signal
 import time
+import tracemalloc
 from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from ppengine.core import journal as journal_file
-from ppengine.core.journal import FILE, OLDER, Journal, read
+from ppengine.core.journal import FILE, FRAME_BYTES, OLDER, Journal, read
 from ppengine.core.journal_records import Dropped, Ended, Entered, Moved, Noticed, Record, Tokens
 from ppengine.core.journal_state import Restored, restore
+from ppengine.core.output_state import compact
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
@@ -24,7 +27,7 @@ from ppengine.protocol.snapshot import Event
 
 def entered(number: int, name: str = "", samples: int = 1) -> Entered:
     return Entered(
-        name=name or f"r-{number}", session="", first=number, prompt_ids=[1, 2, number],
+        name=name or f"r-{number}", session="", first=number, prompt_ids=compact([1, 2, number]),
         sampling=SamplingParams(n=samples, max_tokens=100), seed=7, owner="eve", arrival=1.0,
     )  # fmt: skip
 
@@ -100,7 +103,9 @@ def test_a_garbled_frame_is_named_and_all_others_are_read(tmp_path: Path, data: 
     noise = data.draw(st.binary(min_size=1, max_size=8))
     content[at : at + len(noise)] = noise
     (tmp_path / FILE).write_bytes(bytes(content))
-    records, damage = found(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_file, "FIND_BYTES", data.draw(st.sampled_from([5, 50, 2**16])))
+        records, damage = found(tmp_path)
     lost = [record for record in good if record not in records]
     assert all(record in good for record in records), "nothing is invented"
     assert len(lost) <= 8, "the other frames are read"
@@ -232,11 +237,33 @@ def test_a_move_that_was_cut_off_is_complete_with_the_older_file(tmp_path: Path,
     assert (tmp_path / OLDER).exists()
     state = restore(tmp_path)
     assert state is not None and list(state.requests) == [f"r-{number}" for number in range(5)]
-    assert state.requests["r-4"].samples[0].tokens == [0, 1, 2]
+    assert state.requests["r-4"].samples[0].tokens.tolist() == [0, 1, 2]
     following = Journal(tmp_path)
     following.begin(lambda: iter(state.requests.values()))
     assert not (tmp_path / OLDER).exists()
     assert restore(tmp_path).requests == state.requests  # type: ignore[union-attr]
+
+
+def test_a_state_has_frames_of_bounded_size_and_is_read_with_little_more_than_its_tokens(tmp_path: Path) -> None:
+    """In lists, and with the whole file at once, it took 47 bytes a token."""
+    requests, prompt, steps = 400, 500, 200
+    ids = range(1000, 1000 + prompt)
+    state = [msgspec.structs.replace(entered(number), prompt_ids=compact(ids)) for number in range(requests)]
+    turns: list[list[Record]] = [
+        [Tokens(1.0, step, list(range(requests)), [1000 + step] * requests)] for step in range(steps)
+    ]
+    written(tmp_path, turns, lambda: state).close()
+    tracemalloc.start()
+    restored = restore(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert restored is not None and len(restored.requests) == requests
+    for known in restored.requests.values():
+        assert known.prompt_ids.tolist() == list(ids)
+        assert known.samples[0].tokens.tolist() == list(range(1000, 1000 + steps))
+    assert peak < 12 * requests * (prompt + steps), peak
+    with (tmp_path / FILE).open("rb") as file:
+        assert max(map(len, journal_file._frames_of(file, FILE, pytest.fail, bytes))) < 2 * FRAME_BYTES
 
 
 def test_an_old_event_of_a_name_does_not_end_the_request_that_has_it_now(tmp_path: Path) -> None:

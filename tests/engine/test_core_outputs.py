@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from ppengine.core import outputs as hub_module
 from ppengine.core.journal_records import Entered, SampleState
+from ppengine.core.output_state import compact
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Failed, Fetch, Fetched
 from ppengine.protocol.finished import FinishedInfo
@@ -238,12 +239,12 @@ def test_a_restored_output_reads_as_it_did(desk: Desk, sampling: dict[str, objec
         id="r-1", owner="", wall=0.0, ended_s=0.0, took_s=1.0, prompt_tokens=3, output_tokens=1,
         reason=before.finish_reason or "",
     )  # fmt: skip
-    samples = [SampleState(tokens=list(before.token_ids), finished=info if before.finished else None)]
+    samples = [SampleState(tokens=compact(before.token_ids), finished=info if before.finished else None)]
     samples += [SampleState() for _ in range(params.n - 1)]
     fresh.hub.restore(
         Entered(
-            name="r-1", session="s", first=0, prompt_ids=[1, 2, 3], sampling=params, seed=1, owner="", arrival=0.0,
-            samples=samples,
+            name="r-1", session="s", first=0, prompt_ids=compact([1, 2, 3]), sampling=params, seed=1, owner="",
+            arrival=0.0, samples=samples,
         )
     )  # fmt: skip
     assert fresh.fetch() == before
@@ -258,8 +259,8 @@ def ended(name: str) -> Entered:
         id=name, owner="eve", wall=1.0, ended_s=0.0, took_s=1.0, prompt_tokens=1, output_tokens=0, reason="length"
     )  # fmt: skip
     return Entered(
-        name=name, session="", first=0, prompt_ids=[1], sampling=SamplingParams(max_tokens=1), seed=7, owner="eve",
-        arrival=1.0, samples=[SampleState(finished=info)],
+        name=name, session="", first=0, prompt_ids=compact([1]), sampling=SamplingParams(max_tokens=1), seed=7,
+        owner="eve", arrival=1.0, samples=[SampleState(finished=info)],
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
-from ppengine.core.journal_records import Entered, Record
+from ppengine.core.journal_records import DECODER, ENCODER, Entered
 from ppengine.protocol.control import Refused
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Adjustments
@@ -118,7 +118,7 @@ def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:
     assert register.adjustments is not None
     assert register.adjustments.bad_words_ids == [[7], [5, 6], [37, 6]]
     (entered,) = [record for record in world.journal.records if isinstance(record, Entered)]
-    written = msgspec.msgpack.decode(msgspec.msgpack.encode([entered]), type=list[Record])
+    written = DECODER.decode(ENCODER.encode([entered]))
     assert written == [entered]
     assert entered.sampling.bad_words_ids == [[7], [5, 6], [37, 6]]
     after = follow(world, tokenizer=Words())

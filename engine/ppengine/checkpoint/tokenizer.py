@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
@@ -101,7 +101,7 @@ class Tokenizer:
         found = {self._backend.token_to_id(text): text for text in texts}
         return {number: text for number, text in found.items() if number in self._special_ids}
 
-    def stream(self, prompt_ids: list[int] | None = None, spoken: Mapping[int, str] | None = None) -> DetokStream:
+    def stream(self, prompt_ids: Sequence[int] | None = None, spoken: Mapping[int, str] | None = None) -> DetokStream:
         """Return an incremental decoder for what follows `prompt_ids`; `spoken`: special tokens that have a text."""
         return DetokStream(self, prompt_ids or [], spoken or {})
 
@@ -131,7 +131,7 @@ class DetokStream:
     good text that is given out already.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: list[int], spoken: Mapping[int, str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], spoken: Mapping[int, str]) -> None:
         self._tokenizer, self._spoken = tokenizer, spoken
         self._fixed = tokenizer.fixed_texts
         # The last whole character of the prompt is context enough; one has at most four bytes, so four tokens.

@@ -18,16 +18,22 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from ppengine.core.journal_records import Moved, Record
+from ppengine.core.journal_records import DECODER, ENCODER, Moved, Record
 
 FILE, OLDER, FRESH = "core.journal", "core.journal.1", "core.journal.new"
 LIMIT_BYTES = 8 * 1024 * 1024
 """Bytes from which another file is begun; twice the size of the live state where that is more."""
+FRAME_BYTES = 64 * 1024
+"""Bytes from which the live state goes on in another frame."""
+FIND_BYTES = 64 * 1024
+"""Bytes that are searched at once for the frame behind a broken one."""
 SLICE_S = 0.001
 """Seconds of a turn that go into moving the live state."""
 AGAIN_S = 10.0
@@ -39,6 +45,9 @@ SYNC_S = 1.0
 _MARK = b"\xc1pj\n"
 """Begin of a frame. Its first byte is in no msgpack, so the next frame is found behind a broken one."""
 _HEAD = struct.Struct("<4sII")
+_MOVED = ENCODER.encode([Moved()])
+"""Content of the frame behind the last one of a state."""
+_T = TypeVar("_T")
 log = logging.getLogger("ppengine.core.journal")
 
 State = Callable[[], Iterator[Record]]
@@ -51,7 +60,6 @@ class Journal:
     def __init__(self, folder: Path, limit: int = LIMIT_BYTES) -> None:
         self._folder, self._least, self._limit = folder, limit, limit
         self._failure = ""
-        self._encoder = msgspec.msgpack.Encoder()
         self._records: list[Record] = []
         self._descriptor = -1
         self._size = 0
@@ -76,7 +84,7 @@ class Journal:
         """Write the live state into a file that replaces all others."""
         try:
             self._descriptor, self._size = _open(self._folder / FRESH), 0
-            self._write([*state(), Moved()])
+            self._write_state(state())
             (self._folder / FRESH).replace(self._folder / FILE)
             (self._folder / OLDER).unlink(missing_ok=True)
             self._sync.of(self._descriptor)
@@ -126,12 +134,24 @@ class Journal:
             self._descriptor = -1
 
     def _write(self, records: Sequence[Record | msgspec.Raw]) -> None:
-        body = self._encoder.encode(records)
+        body = ENCODER.encode(records)
         data = _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
         if os.write(self._descriptor, data) < len(data):
             raise OSError(28, "No space left on device")
         self._size += len(data)
         self._sync.due = True
+
+    def _write_state(self, records: Iterable[Record]) -> None:
+        """Write the whole live state in frames of bounded size: its records are made one after another."""
+        bodies, size = list[msgspec.Raw](), 0
+        for record in records:
+            bodies.append(msgspec.Raw(ENCODER.encode(record)))
+            size += len(bodies[-1])
+            if size > FRAME_BYTES:
+                self._write(bodies)
+                bodies, size = [], 0
+        self._write(bodies)
+        self._write([Moved()])
 
     def _turn(self, state: State) -> None:
         """Begin another file; the live state follows in slices."""
@@ -145,7 +165,7 @@ class Journal:
         """Write the next slice of the live state, and drop the older file behind the last one."""
         until, bodies = time.perf_counter() + SLICE_S, list[msgspec.Raw]()
         for record in rest:
-            bodies.append(msgspec.Raw(self._encoder.encode(record)))
+            bodies.append(msgspec.Raw(ENCODER.encode(record)))
             if time.perf_counter() > until:
                 self._write(bodies)
                 return
@@ -207,54 +227,72 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path, damage: Callable[[str], None]) -> Iterator[Record]:
-    """Yield the records of both files in order. `damage` takes one line about each part that cannot be read."""
-    older = _frames(folder / OLDER, damage)
-    newer = _frames(folder / FILE, damage)
-    if any(isinstance(record, Moved) for records in newer for record in records):
-        older = []
-    for records in (*older, *newer):
-        yield from records
+    """Yield the records of both files in order, a frame at a time.
+
+    `damage` takes one line about each part that cannot be read.
+    """
+    if not (folder / OLDER).exists() or _MOVED not in _frames(folder / FILE, lambda _: None, bytes):
+        yield from chain.from_iterable(_frames(folder / OLDER, damage, DECODER.decode))
+    yield from chain.from_iterable(_frames(folder / FILE, damage, DECODER.decode))
 
 
-def _frames(path: Path, damage: Callable[[str], None]) -> list[list[Record]]:
-    """Return the frames of a file. Half a frame at its end is the last one of a core that was killed."""
+def _frames(path: Path, damage: Callable[[str], None], decode: Callable[[bytes], _T]) -> Iterator[_T]:
+    """Yield the decoded frames of a file. Half a frame at its end is the last one of a core that was killed."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            yield from _frames_of(file, path.name, damage, decode)
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         damage(f"{path.name}: {error.strerror}")
-        return []
-    decoder, at, found = msgspec.msgpack.Decoder(list[Record]), 0, list[list[Record]]()
-    while at < len(data):
-        body, why = _body(data, at)
+
+
+def _frames_of(file: BinaryIO, name: str, damage: Callable[[str], None], decode: Callable[[bytes], _T]) -> Iterator[_T]:
+    at, size = 0, os.fstat(file.fileno()).st_size
+    while at < size:
+        body, why = _body(file, size - at)
         if body is not None:
             try:
-                found.append(decoder.decode(body))
-                at += _HEAD.size + len(body)
-                continue
+                content = decode(body)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 why = str(error)
-        following = data.find(_MARK, at + 1)
+            else:
+                yield content
+                at += _HEAD.size + len(body)
+                continue
+        following = _find_mark(file, at + 1)
         if following < 0:
-            log.info("%s: %d bytes at its end are no whole frame", path.name, len(data) - at)
-            break
-        damage(f"{path.name}: {following - at} bytes from byte {at} on are left out: {why}")
+            log.info("%s: %d bytes at its end are no whole frame", name, size - at)
+            return
+        damage(f"{name}: {following - at} bytes from byte {at} on are left out: {why}")
         at = following
-    return found
 
 
-def _body(data: bytes, at: int) -> tuple[bytes | None, str]:
-    """Return the content of the frame at byte `at`, or None and the reason why there is none."""
-    if len(data) - at < _HEAD.size:
+def _body(file: BinaryIO, left: int) -> tuple[bytes | None, str]:
+    """Return the content of the next frame in a file with `left` bytes, or None and the reason why there is none."""
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
         return None, "half a frame"
-    mark, length, checksum = _HEAD.unpack_from(data, at)
-    body = data[at + _HEAD.size : at + _HEAD.size + length]
+    mark, length, checksum = _HEAD.unpack(head)
     if mark != _MARK:
         return None, "no frame begins there"
-    if len(body) < length:
-        return None, f"a frame of {length} bytes of which {len(body)} are there"
+    if left - _HEAD.size < length:
+        return None, f"a frame of {length} bytes of which {left - _HEAD.size} are there"
+    body = file.read(length)
     return (body, "") if zlib.crc32(body) == checksum else (None, "its checksum does not match")
+
+
+def _find_mark(file: BinaryIO, at: int) -> int:
+    """Go to the first mark from byte `at` on and return its place; -1: there is none."""
+    while True:
+        file.seek(at)
+        data = file.read(FIND_BYTES)
+        if (found := data.find(_MARK)) >= 0:
+            file.seek(at + found)
+            return at + found
+        if len(data) < FIND_BYTES:
+            return -1
+        at += FIND_BYTES - len(_MARK) + 1
 
 
 def _open(path: Path) -> int:

@@ -6,9 +6,13 @@ one before; the others add to it.
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import msgspec
 
 from ppengine.common.tier_config import BackendConfig
+from ppengine.core.output_state import TokenIds, compact
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command, Logprob, Reply
@@ -22,7 +26,7 @@ from ppengine.protocol.snapshot import Event
 class SampleState(msgspec.Struct, array_like=True):
     """One continuation. `text` is set with `finished`: the text of a live one follows from its tokens."""
 
-    tokens: list[int] = []
+    tokens: TokenIds = msgspec.field(default_factory=compact)
     logprobs: list[Logprob] = []
     priority: int = 0
     held_by: str = ""
@@ -42,7 +46,7 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     name: str
     session: str
     first: int
-    prompt_ids: list[int]
+    prompt_ids: TokenIds
     sampling: SamplingParams
     seed: int
     owner: str
@@ -242,3 +246,19 @@ Record = (
     Entered | Tokens | Changed | Began | Ended | Noticed | Stated | Answered | Opened | Added | Dropped | Watched
     | Settings | Moved
 )  # fmt: skip
+
+
+def _as_bytes(value: object) -> memoryview:
+    if isinstance(value, array):
+        return memoryview(value).cast("B")
+    raise NotImplementedError(f"no record has a {type(value).__name__}")
+
+
+def _from_bytes(kind: type, value: Any) -> TokenIds:
+    return array("I", value)
+
+
+# No other host reads a journal, so tokens are written as their bytes in memory.
+ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_bytes)
+DECODER = msgspec.msgpack.Decoder(list[Record], dec_hook=_from_bytes)
+"""Decodes the records of a turn."""

@@ -22,6 +22,7 @@ from ppengine.core.journal_records import (
     Watched,
 )
 from ppengine.core.operations import Operation
+from ppengine.core.output_state import compact
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.control import Logprob, Reply
@@ -73,12 +74,12 @@ class JournalWriter:
         """Note a submission, which was admitted."""
         leader = requests[0]
         record = Entered(
-            name=leader.group, session=session, first=leader.arrival, prompt_ids=leader.prompt_ids,
+            name=leader.group, session=session, first=leader.arrival, prompt_ids=compact(leader.prompt_ids),
             sampling=leader.sampling, seed=leader.seed, owner=leader.owner, arrival=leader.arrival_time,
             priority=leader.priority, principal=leader.principal, client=leader.client,
         )  # fmt: skip
         if not self.full:
-            record.prompt_ids, record.sampling = [], SamplingParams(n=leader.sampling.n)
+            record.prompt_ids, record.sampling = compact(), SamplingParams(n=leader.sampling.n)
         self._note(record)
 
     def tokens(self, retirement: Retirement, step: int, now: float) -> None:

@@ -30,7 +30,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
-from ppengine.core.output_state import Output
+from ppengine.core.output_state import Output, compact
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.stage_records import Stages
@@ -134,14 +134,14 @@ class LiveState:
         live = {} if serving is None else serving.scheduler.queues.requests
         entered = Entered(
             name=output.request, session=output.session, first=output.number,
-            prompt_ids=output.prompt_ids.tolist() if self._full else [],
+            prompt_ids=output.prompt_ids if self._full else compact(),
             sampling=output.sampling if self._full else SamplingParams(n=output.sampling.n), seed=0, owner="",
             arrival=0.0, deaths=output.deaths,
         )  # fmt: skip
         for index, sample in enumerate(output.samples):
             state = SampleState()
             if self._full:
-                state.tokens, state.logprobs = sample.tokens.tolist(), list(sample.logprobs)
+                state.tokens, state.logprobs = sample.tokens, list(sample.logprobs)
             request = live.get(sample_id(output.request, index))
             if sample.ending is not None:
                 state.finished, state.text = sample.ending.info, sample.text if self._full and not sample.late else ""

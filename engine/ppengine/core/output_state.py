@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.protocol.control import Logprob
@@ -19,9 +19,15 @@ LOGPROB_TOKENS = 32
 """Tokens that need the memory of one log-probability, 128 bytes."""
 
 
-def compact(tokens: Iterable[int] = ()) -> array[int]:
-    """Return tokens at four bytes each; in a list one takes up to 40."""
-    return array("I", tokens)
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array
+
+
+def compact(tokens: Iterable[int] = ()) -> TokenIds:
+    """Return tokens at four bytes each; in a list one takes up to 40. An array is returned as it is."""
+    return tokens if isinstance(tokens, array) else array("I", tokens)
 
 
 class Ending(NamedTuple):
@@ -41,7 +47,7 @@ class Sample:
 
     growing: GrowingText | None = None
     """Its text; None without a tokenizer."""
-    tokens: array[int] = field(default_factory=compact)
+    tokens: TokenIds = field(default_factory=compact)
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     ending: Ending | None = None
@@ -89,7 +95,7 @@ class Output:
 
     request: str
     session: str
-    prompt_ids: array[int]
+    prompt_ids: TokenIds
     sampling: SamplingParams
     samples: list[Sample]
     prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)

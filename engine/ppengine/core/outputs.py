@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,7 +73,9 @@ class OutputHub:
         self._clock = clock
         self._failure, self._dropped = failure, dropped
 
-    def open(self, request: str, session: str, prompt_ids: list[int], sampling: SamplingParams, number: int) -> Output:
+    def open(
+        self, request: str, session: str, prompt_ids: Sequence[int], sampling: SamplingParams, number: int
+    ) -> Output:
         """Begin the output of a request. A request id is used once."""
         samples = [Sample() for _ in range(sampling.n)]
         output = Output(request, session, compact(prompt_ids), sampling, samples, number=number)
@@ -100,7 +102,7 @@ class OutputHub:
         output = self.open(entered.name, entered.session, entered.prompt_ids, entered.sampling, entered.first)
         output.deaths = entered.deaths
         for sample, known in zip(output.samples, entered.samples, strict=True):
-            sample.tokens, sample.logprobs = compact(known.tokens), known.logprobs
+            sample.tokens, sample.logprobs = known.tokens, known.logprobs
             if known.finished is not None:
                 sample.finish_reason = known.finished.reason
             if known.finished is not None and known.text:
