@@ -117,3 +117,23 @@ def test_a_session_knows_what_it_has_left_open() -> None:
         world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
     world.hub.finish("a", 0, "length")
     assert world.hub.open_in("s") == ["b"] and world.hub.open_in("other") == []
+
+
+def test_a_session_is_forgotten_with_its_last_output_and_may_come_back() -> None:
+    world = World()
+    world.hub.open("r", "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1)
+    world.push(7)
+    world.hub.finish("r", 0, "length")
+    world.ask(world.answers[-1].cursor)
+    before = world.answers[-1].cursor
+    world.ask(before)
+    world.hub.forget(["r"])
+    assert world.hub._followers._sessions == {}
+    # A question of it still waits.
+    world.hub.open("r", "s", [1], SamplingParams(detokenize=False), 1)
+    world.push(8)
+    # It goes on before the answer with that token has come.
+    world.go_on(before, 1)
+    world.push(9)
+    assert world.sent == [(0, [7]), (1, []), (0, [8]), (1, [9])]

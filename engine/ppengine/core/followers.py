@@ -43,9 +43,13 @@ class Followers:
             question.since = follower.cursor
         follower.nonce = question.nonce
 
+    def forget(self, session: str) -> None:
+        """Forget a session without outputs; its next question is like one after a lost answer."""
+        self._sessions.pop(session, None)
+
     def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
         """Return what `outputs` have beyond the newest answer; `cursor` is the present number of changes."""
-        follower = self._sessions.setdefault(question.session, _Follower())
+        follower = self._sessions.setdefault(question.session, _Follower(nonce=question.nonce))
         if question.since != follower.cursor:
             # An answer was lost on its way, or this core follows another one.
             follower.sent.clear()

@@ -348,6 +348,7 @@ class OutputHub:
                 members.pop(output.request, None)
                 if not members:
                     del self._sessions[output.session]
+                    self._followers.forget(output.session)
         if outputs:
             self._dropped([output.request for output in outputs])
 
