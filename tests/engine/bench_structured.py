@@ -8,8 +8,9 @@ space; `text`, a regular expression that forces no token.
 
 Two stages of the bundled model by default. Each round has the same number of requests and tokens a request. The free
 round runs to the lengths of the structured one, so that both compute the same number of tokens. The first structured
-round is cold: each of its schemas is new. Every answer that ended by itself must be valid. Then comes the CPU time a
-token of each process, and the digest of all tokens: two versions of the engine must choose the same.
+round is cold: each of its schemas is new. One structured request comes before it, which starts the grammar processes.
+Every answer that ended by itself must be valid. Then comes the CPU time a token of each process, and the digest of all
+tokens: two versions of the engine must choose the same.
 Needs jsonschema, which comes with the extra `ray`.
 """
 
@@ -157,6 +158,7 @@ def main() -> None:
     warm_up = SamplingParams(max_tokens=8, ignore_eos=True)
     with LLM(load_profile(options.profile, options.settings) if options.profile else two_stages(batch)) as llm:
         run(llm, [warm_up] * batch)
+        run(llm, [constrained(schemas, 0, form)])
         done = invalid = cut = 0
         rounds: list[tuple[float, Counter[str], Counter[str]]] = []
         while done < answers:
