@@ -97,12 +97,14 @@ def test_a_stage_as_it_is_gives_no_finding(by_device: bool, device: Device, tmp_
     pair = Pair(device, tmp_path, by_device)
     assert serve(pair) == []
     shown = picture(pair.last.ledger, stage=1, rank=0)
-    assert [(one.name, one.owner, one.purpose) for one in shown.streams if one.device == "cpu"][:5] == [
+    assert [(one.name, one.owner, one.purpose) for one in shown.streams if one.device == "cpu"][:7] == [
         ("compute", "main", "steps"),
         ("kv fill", "kv-map", "zeroing"),
         ("upload", "main", "upload"),
         ("swap out", "main", "swap"),
+        ("swap out kernels", "main", "swap"),
         ("swap in", "main", "swap"),
+        ("swap in kernels", "main", "swap"),
     ]
     used = {one.name: one for one in shown.buffers}
     landing = used["landing 1"]

@@ -20,7 +20,7 @@ from torch import Tensor
 from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, runs
-from ppengine.stage.backends.cuda.streams import Order, Stream
+from ppengine.stage.backends.cuda.streams import Event, Order, Stream
 from ppengine.stage.ledger.kv_block_buffers import BlockBuffers
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SwapLane:
         shape = cache.shape
         self._chunk = max(1, min(staging_bytes // 2 // shape.block_bytes, host.blocks))
         words = shape.layer_block_bytes // 8
-        self._kernels: torch.cuda.Stream = torch.cuda.Stream(driver.device)  # type: ignore[no-untyped-call]
+        self._kernels = Stream(f"{self._name} kernels", driver.device, purpose="swap", order=order)
         with self.stream.use():
             self._staging = torch.empty((2, self._chunk, shape.layers, words), dtype=torch.int64, device=driver.device)
         self._through = self.stream.buffer(f"{self._name} staging", self._staging.nbytes)
@@ -92,35 +92,35 @@ class SwapLane:
         return self.stream.doing(self._name, reads, [self._through, *writes], depth=1)
 
     def _take_out(self, blocks: list[int], slots: list[int]) -> None:
-        copies, kernels = self.stream.raw, self._kernels
+        copies, kernels = self.stream, self._kernels
         index = self._index(blocks)
-        kernels.wait_stream(copies)
-        emptied: list[torch.cuda.Event] = []
+        kernels.wait(copies.record("swap begun"))
+        emptied: list[Event] = []
         for chunk, staging in self._chunks(len(slots)):
             if len(emptied) > 1:
-                kernels.wait_event(emptied[-2])
-            with torch.cuda.stream(kernels):
+                kernels.wait(emptied[-2])
+            with kernels.use():
                 torch.index_select(self._cache.blocks, 0, index[chunk], out=staging)
-            copies.wait_stream(kernels)
+            copies.wait(kernels.record("gathered"))
             self._copy_slots(slots[chunk], staging.data_ptr())
-            emptied.append(copies.record_event())
+            emptied.append(copies.record("half copied"))
 
     def _bring_in(self, blocks: list[int], slots: list[int]) -> None:
-        copies, kernels = self.stream.raw, self._kernels
+        copies, kernels = self.stream, self._kernels
         index: Tensor | None = None
-        emptied: list[torch.cuda.Event] = []
+        emptied: list[Event] = []
         for chunk, staging in self._chunks(len(slots)):
             if len(emptied) > 1:
-                copies.wait_event(emptied[-2])
+                copies.wait(emptied[-2])
             self._copy_slots(slots[chunk], staging.data_ptr())
             # Not before the first copy is under way.
             index = self._index(blocks) if index is None else index
-            kernels.wait_stream(copies)
-            with torch.cuda.stream(kernels):
+            kernels.wait(copies.record("half copied"))
+            with kernels.use():
                 self._cache.blocks.index_copy_(0, index[chunk], staging)
-            emptied.append(kernels.record_event())
+            emptied.append(kernels.record("scattered"))
         # The memory of the index is free for `stream` behind this.
-        copies.wait_stream(kernels)
+        copies.wait(emptied[-1])
 
     def _chunks(self, count: int) -> Iterator[tuple[slice, Tensor]]:
         """Return the parts of a copy, each with its half of the buffer."""
