@@ -6,10 +6,11 @@ import time
 from bisect import bisect
 from random import Random
 
+import msgspec
 import pytest
-from diagnosis_world import PLACES, evidence, healthy, with_stage
+from diagnosis_world import PLACES, SPINS, evidence, healthy, with_stage
 from monitor_helpers import TRIES
-from ppengine.agent.gil_watch import WINDOW_NS, Counts, GilWatch
+from ppengine.agent.gil_watch import TURN_MS, TURNS, WINDOW_NS, Counts, GilWatch
 from ppengine.common.ring import RingReader, Word
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.budgets import GIL_SHARE
@@ -20,7 +21,9 @@ from ppengine.stage.gil_probe import GilProbe
 from ppengine.stage.recorder import Recorder
 
 SECOND = 1_000_000_000
-WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS)
+WORDS = (
+    Word.GIL_PROBES, Word.GIL_WAITS, Word.GIL_WAIT_NS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS,
+)  # fmt: skip
 
 
 # --- the probe, on a real GIL -------------------------------------------------------------------------------
@@ -35,6 +38,23 @@ def hold_in_c(over):
 def take_turns(over):
     while not over.is_set():
         pass
+
+
+def ask(over):
+    while not over.is_set():
+        time.sleep(0.001)
+
+
+def take_turns_with_another(over):
+    """The other one asks for the GIL all the time, as a main thread does that waits for its peers in each layer."""
+    asks = threading.Thread(target=ask, args=(over,))
+    asks.start()
+    take_turns(over)
+    asks.join()
+
+
+def in_turns(found):
+    return found.waits >= TURNS * found.probes and found.wait_ns >= TURN_MS * 1e6 * found.probes
 
 
 def probed(path, holder, looks=60):
@@ -59,11 +79,12 @@ def probed(path, holder, looks=60):
 @pytest.mark.parametrize(
     ("holder", "judge"),
     [
-        (None, lambda found: found.holds <= 6),
+        (None, lambda found: found.holds <= 6 and not in_turns(found)),
         (hold_in_c, lambda found: found.holds >= 9 and 8e6 <= found.hold_ns / found.holds <= 30e6),
-        (take_turns, lambda found: found.turns >= 30),
+        (take_turns, in_turns),
+        (take_turns_with_another, in_turns),
     ],
-    ids=["free", "held in C", "in turns"],
+    ids=["free", "held in C", "in turns", "in turns of three"],
 )
 def test_probe_sees_who_holds_the_gil(tmp_path, holder, judge):
     found = []
@@ -89,7 +110,7 @@ def test_a_sleep_that_is_late_without_a_wait_is_no_hold(tmp_path):
         with probe.asleep(20):
             time.sleep(0.035)
     assert reader.word(Word.GIL_PROBES) == 20
-    assert reader.word(Word.GIL_HOLDS) <= 2 and reader.word(Word.GIL_TURNS) <= 2
+    assert reader.word(Word.GIL_HOLDS) <= 2 and reader.word(Word.GIL_WAITS) <= 8
     reader.close()
     ring.close()
 
@@ -124,7 +145,7 @@ def run(watch, *rates, seconds=6, start=0, paused=lambda second: 0, sleep_ms=80)
 
 def test_share_is_estimated_from_the_waits():
     # Held for 50 ms in each 100: half of 10 probes a second meet it and wait for 29 ms if for more than 8.
-    found = run(GilWatch(), 10, 5, 0.5 * 10 * 42 / 50, 0.5 * 10 * 42 / 50 * 29e6)
+    found = run(GilWatch(), 10, 5, 25e6, 0.5 * 10 * 42 / 50, 0.5 * 10 * 42 / 50 * 29e6)
     assert found.share == pytest.approx(0.5, abs=0.05)
     assert found.hold_ms == pytest.approx(50.0, abs=4.0)
 
@@ -141,32 +162,34 @@ def test_short_sleeps_find_less_for_which_the_share_makes_up():
         if at % 2 == 0:  # Between the begin of a hold and its end.
             wait, now = ends[at] - now, ends[at]
             holds, waited = holds + (wait > 8), waited + (wait if wait > 8 else 0)
-    rates = (count / 590 for count in (probes, holds, holds, waited * 1e6))
+    rates = (count / 590 for count in (probes, holds, holds * 5e6, holds, waited * 1e6))
     found = run(GilWatch(), *rates, seconds=60, sleep_ms=20)
     assert holds / probes < 0.36 and found.share == pytest.approx(0.5, abs=0.02)
 
 
 def test_one_or_two_waits_are_no_holds():
-    assert run(GilWatch(), 10, 0.6, 0.6, 0.6 * 9e6).share == 0.0
-    assert run(GilWatch(), 10, 1.1, 1.1, 1.1 * 9e6).share > 0.25
+    assert run(GilWatch(), 10, 0.6, 3e6, 0.6, 0.6 * 9e6).share == 0.0
+    assert run(GilWatch(), 10, 1.1, 5e6, 1.1, 1.1 * 9e6).share > 0.25
 
 
 def test_turns_are_a_share_of_all():
-    found = run(GilWatch(), 10, 9.5, 0, 0)
+    found = run(GilWatch(), 10, 9.5, 45e6, 0, 0)
     assert (found.share, found.hold_ms) == (pytest.approx(0.95, abs=0.03), None)
-    assert run(GilWatch(), 10, 5, 0, 0).share == 0.0, "Python code of its own runs for a turn now and then"
+    assert run(GilWatch(), 10, 8.5, 25e6, 0, 0).share > 0.8, "a main thread that asked before shortens the wait"
+    assert run(GilWatch(), 10, 5, 25e6, 0, 0).share == 0.0, "Python code of its own runs for a turn now and then"
+    assert run(GilWatch(), 10, 9.5, 4e6, 0, 0).share == 0.0, "a main thread that lets go soon takes no turns"
 
 
 def test_too_few_probes_and_pauses_prove_nothing():
-    assert run(GilWatch(), 10, 5, 5, 5 * 29e6, seconds=WINDOW_NS // SECOND) is None
-    assert run(GilWatch(), 2, 2, 2, 2 * 29e6) is None
-    assert run(GilWatch(), 10, 5, 5, 5 * 29e6, seconds=20, paused=lambda second: second // 3) is None
+    assert run(GilWatch(), 10, 5, 25e6, 5, 5 * 29e6, seconds=WINDOW_NS // SECOND) is None
+    assert run(GilWatch(), 2, 2, 10e6, 2, 2 * 29e6) is None
+    assert run(GilWatch(), 10, 5, 25e6, 5, 5 * 29e6, seconds=20, paused=lambda second: second // 3) is None
 
 
 def test_new_process_starts_from_nothing():
     watch = GilWatch()
-    assert run(watch, 10, 5, 5, 5 * 29e6).share > 0.4
-    assert watch.look(7 * SECOND, Counts(3, 0, 0, 0, 0)) is None
+    assert run(watch, 10, 5, 25e6, 5, 5 * 29e6).share > 0.4
+    assert watch.look(7 * SECOND, Counts(3, 0, 0, 0, 0, 0)) is None
 
 
 # --- the verdict --------------------------------------------------------------------------------------------
@@ -190,6 +213,13 @@ def test_held_share_is_named_with_its_holder(count, k):
 def test_turns_are_named_without_a_length():
     (verdict,) = diagnose(evidence(with_stage(healthy(2), 0, gil=gil(0.97, None))))
     assert verdict.summary == "stage 0: the GIL is held 97 % of the time, in turns with its other threads"
+
+
+def test_turns_of_a_main_thread_that_computes_alone_are_no_verdict():
+    assert diagnose(evidence(with_stage(healthy(2), 0, gil=gil(0.97, None), cpu=SPINS))) == []
+    shared = msgspec.structs.replace(SPINS, main_user=0.5)
+    (verdict,) = diagnose(evidence(with_stage(healthy(2), 0, gil=gil(0.97, None), cpu=shared)))
+    assert verdict.cause == "gil_held"
 
 
 @pytest.mark.parametrize(

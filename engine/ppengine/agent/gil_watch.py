@@ -14,15 +14,19 @@ LEAST_HOLDS = 3
 """Least number of holds in a window: one or two may be of a thread that lost its core with the GIL."""
 LONG_MS = 8.0
 """Least wait that counts as a hold; see `stage/gil_probe.py`."""
-TURNS = 0.85
-"""Share of the probes that wait for a whole turn from which another thread is always there to take its own."""
+TURNS, TURN_MS = 0.7, 1.5
+"""Share of the probes that find the GIL held, and mean wait of a probe, from which a thread takes each turn it gets.
+
+A probe waits for less than its turn of 5 ms: a main thread that asked before it gets the GIL first, and soon lets go.
+"""
 
 
 class Counts(NamedTuple):
     """The counts of the probe so far."""
 
     probes: int
-    turns: int
+    waits: int
+    wait_ns: int
     holds: int
     hold_ns: int
     sleep_ns: int
@@ -47,12 +51,13 @@ class GilWatch:
         while len(self._looks) > 2 and now_ns - self._looks[1][0] >= WINDOW_NS:
             self._looks.popleft()
         since_ns, first = self._looks[0]
-        probes, turns, holds, hold_ns, sleep_ns = (last - before for last, before in zip(counts, first, strict=True))
+        grown = Counts._make(last - before for last, before in zip(counts, first, strict=True))
+        probes, waits = grown.probes, grown.waits
         if probes < LEAST_PROBES or now_ns - since_ns < WINDOW_NS:
             return None
-        share, hold_ms = _share(probes, holds, hold_ns / 1e6, sleep_ns / 1e6)
-        if turns >= TURNS * probes and share < turns / probes:
-            share, hold_ms = turns / probes, None
+        share, hold_ms = _share(probes, grown.holds, grown.hold_ns / 1e6, grown.sleep_ns / 1e6)
+        if waits >= TURNS * probes and grown.wait_ns / 1e6 >= TURN_MS * probes and share < waits / probes:
+            share, hold_ms = waits / probes, None
         return GilSample(share=round(share, 3), hold_ms=hold_ms, over_s=(now_ns - since_ns) / 1e9)
 
 

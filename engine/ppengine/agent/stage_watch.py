@@ -32,7 +32,9 @@ _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
-_GIL_WORDS = (Word.GIL_PROBES, Word.GIL_TURNS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS)
+_GIL_WORDS = (
+    Word.GIL_PROBES, Word.GIL_WAITS, Word.GIL_WAIT_NS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS,
+)  # fmt: skip
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 

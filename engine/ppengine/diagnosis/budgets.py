@@ -28,6 +28,8 @@ GIL_AFTER_S = 1.25
 """Shorter than the limit of the threads that wait for the holder, so that the cause is reported, not a consequence."""
 GIL_SHARE = 0.25
 """Share of the time from which a held GIL slows a stage down, though it is free again and again."""
+GIL_COMPUTES = 0.5
+"""Least processor time of all other threads, in that of the main one, if one of them takes turns with it."""
 SAME_MOMENT_S = 0.5
 """A held GIL stops main loop and control thread at once, within the precision of their ticks."""
 CONTROL_GONE_S = 3.0
@@ -159,7 +161,14 @@ def shares_gil(stage: StageEvidence) -> bool:
     """Return whether a thread of a live stage holds the GIL for much of the time. A quota looks the same."""
     if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.phase != "serving" or stage.quota is not None:
         return False
-    return stage.gil is not None and stage.gil.share >= GIL_SHARE
+    if stage.gil is None or stage.gil.share < GIL_SHARE:
+        return False
+    cpu = stage.cpu
+    if stage.gil.hold_ms is not None or cpu is None:
+        return True
+    # A main thread that computes in Python all the time takes turns, too, with the probe alone.
+    main = cpu.main_user + cpu.main_system
+    return cpu.user + cpu.system - main >= GIL_COMPUTES * main
 
 
 def control_is_gone(stage: StageEvidence) -> bool:

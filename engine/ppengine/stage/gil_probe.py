@@ -24,11 +24,11 @@ from time import monotonic_ns
 from ppengine.common.ring import Word
 from ppengine.stage.recorder import Recorder
 
-_TURN_NS, _LONG_NS = 4_000_000, 8_000_000
-"""A wait of 4 ms is about the turn (5 ms) that Python grants a thread; one of 8 ms is for a thread that grants none."""
+_TURN_NS, _LONG_NS = 5_000_000, 8_000_000
+"""The turn that Python grants a thread; a wait of 8 ms is for a thread that grants none."""
 _GOLDEN = 0.618034
-_TURN_SWITCHES, _LONG_SWITCHES = 2, 3
-"""Least voluntary switches of a sleep and such a wait: one to sleep, one to wait, one more after 5 ms."""
+_WAIT_SWITCHES, _LONG_SWITCHES = 2, 3
+"""Least voluntary switches of a sleep and any, or a long, wait: one to sleep, one to wait, one more after 5 ms."""
 _LEAST_MS, _SPREAD_MS = 40, 80
 _SHORT_MS = 20
 """The shorter a sleep, the less time without a core of the main thread lies outside of the wait."""
@@ -77,8 +77,9 @@ class GilProbe:
         ring = self._ring
         ring.count(Word.GIL_PROBES, 1)
         ring.count(Word.GIL_SLEEP_NS, ms * 1_000_000)
-        if late_ns >= _TURN_NS and switches >= _TURN_SWITCHES:
-            ring.count(Word.GIL_TURNS, 1)
+        if switches >= _WAIT_SWITCHES:
+            ring.count(Word.GIL_WAITS, 1)
+            ring.count(Word.GIL_WAIT_NS, max(0, min(late_ns, _TURN_NS)))
         if held_ns >= _LONG_NS and switches >= _LONG_SWITCHES:
             ring.count(Word.GIL_HOLDS, 1)
             ring.count(Word.GIL_HOLD_NS, held_ns)

@@ -86,15 +86,17 @@ class Word(IntEnum):
     THREAD_TICK_NS = 10
     CAPACITY = 11
     GIL_PROBES = 12
-    """Looks of the control thread, in its own ring, at whether the GIL is free; turns and holds are parts of them."""
-    GIL_TURNS = 13
-    """Waits for a whole turn of another thread or longer."""
+    """Looks of the control thread, in its own ring, at whether the GIL is free; waits and holds are parts of them."""
+    GIL_WAITS = 13
+    """Looks that found it held, however briefly."""
     GIL_HOLDS = 14
     """Waits for a thread that does not let go."""
     GIL_HOLD_NS = 15
     """Sum of these waits."""
     GIL_SLEEP_NS = 16
     """Sum of the sleeps before these looks."""
+    GIL_WAIT_NS = 17
+    """Sum of the waits, each as long as a turn at most."""
 
 
 class Gauge(IntEnum):
