@@ -56,7 +56,8 @@ def inf_weight(parts: StageParts) -> Undo:
 
     Verdict: the first value that is not finite came from stage K, layer L, step n.
     """
-    weight = next(iter(parts.runner._model.parameters())).data.view(-1)
+    # Not one of the embedding: a rank reads only the rows of the tokens that come.
+    weight = next(iter(parts.runner._model.layers.parameters())).data.view(-1)
     before = weight[0].item()
     weight[0] = float("inf")
 
