@@ -23,13 +23,13 @@ class Clock:
 
     def __init__(self):
         self.pace, self.now_ns, self.waited_ns, self.throttled_us = Pace(), 5 * SECOND, 0, 0
-        self.beside_ns = 0
+        self.beside_ns = self.ran_ns = 0
 
     def totals(self):
-        return Totals(self.waited_ns, self.throttled_us, self.beside_ns)
+        return Totals(self.waited_ns, self.throttled_us, self.beside_ns, self.ran_ns)
 
-    def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0, beside=0.0):
-        """Run on; return the newest judgement. `waited`, `throttled`, `beside`: seconds a second."""
+    def run(self, seconds, step_ms, tokens=8, context=800, waited=0.0, throttled=0.0, beside=0.0, ran=0.0):
+        """Run on; return the newest judgement. `waited`, `throttled`, `beside`, `ran`: seconds a second."""
         for _ in range(seconds):
             for _ in range(20):
                 self.pace.add(tokens, context, step_ms)
@@ -37,6 +37,7 @@ class Clock:
             self.waited_ns += int(waited * 1e9)
             self.throttled_us += int(throttled * 1e6)
             self.beside_ns += int(beside * 1e9)
+            self.ran_ns += int(ran * 1e9)
             self.pace.close(self.now_ns, self.totals())
         return self.pace.sample(self.now_ns)
 
@@ -108,6 +109,20 @@ def test_a_host_that_was_crowded_before_proves_nothing_when_it_is_more_so():
     assert crowded.run(12, 26.0, waited=0.27).slow_ms == 0
     assert capped.run(12, 26.0, waited=0.27, throttled=0.16).slow_ms == 12_000, "but a quota is the stage's"
     assert crowded.run(12, 26.0, waited=0.12).slow_ms == 12_000, "and with a core for itself it is slow"
+
+
+def test_no_host_explains_three_times_the_usual_time_on_a_core():
+    slow, crowded = Clock(), Clock()
+    for clock in (slow, crowded):
+        clock.run(20, 10.0, waited=0.7, beside=1.0, ran=0.1)
+    assert slow.run(12, 48.0, waited=1.0, beside=1.0, ran=0.7).slow_ms == 12_000, "200 ms before"
+    assert crowded.run(12, 48.0, waited=1.0, beside=1.0, ran=0.4).slow_ms == 0
+
+
+def test_a_main_thread_that_spins_while_it_waits_is_no_slow_one():
+    clock = Clock()
+    clock.run(20, 10.0, waited=0.7, ran=1.0)
+    assert clock.run(12, 18.0, waited=1.0, ran=1.0).slow_ms == 0
 
 
 def test_a_step_of_seconds_has_waited_in_all_of_them():

@@ -27,6 +27,8 @@ CLASSES = 3
 """Classes of work per factor of two: within one, work differs by at most 1.26, less than `SLOW_RATIO`."""
 LEAST_STEPS, LEAST_SECONDS = 10, 2
 """Least number of steps of a known class, and of seconds of a known stage."""
+BEYOND_RATIO = 3.0
+"""Time on a core, beside the usual time, that no host explains: others make work twice as long at most."""
 CROWDED = 0.5
 """Least time without a core, per own work, of a second that proves nothing: its caches are cold, too."""
 COVERED = 0.5
@@ -66,17 +68,21 @@ class Totals(NamedTuple):
     """Time in which the quota held the process back."""
     beside_ns: int | None = None
     """Work of others, see `HostLoad`."""
+    ran_ns: int | None = None
+    """Time of the main thread on a core."""
 
 
 class Host(NamedTuple):
     """The machine in one second, or for as long as its steps took.
 
-    It has the ms without a core, the busy share of others beside the stage, and the throttled share.
+    It has the ms without a core, the busy share of others beside the stage, the throttled share, and the ms of the
+    main thread on a core.
     """
 
     waited_ms: float
     beside: float
     throttled: float | None
+    ran_ms: float
 
 
 class _Judged(NamedTuple):
@@ -144,7 +150,8 @@ class Pace:
         beside = min(1.0, _grown(before.beside_ns, now.beside_ns) / 1e9 / seconds)
         share = None if now.throttled_us is None else min(1.0, throttled_ms / seconds / 1e3)
         # A core taken by others is not this stage's fault; a quota of its own is.
-        return Host(max(0.0, waited_ms - throttled_ms), beside, share)
+        ran_ms = _grown(before.ran_ns, now.ran_ns) / 1e6
+        return Host(max(0.0, waited_ms - throttled_ms), beside, share, ran_ms)
 
     def sample(self, now_ns: int) -> PaceSample | None:
         """Return the newest judgement; None while nothing similar is known."""
@@ -170,7 +177,9 @@ class Pace:
         slow = took.ms >= SLOW_RATIO * usual.ms
         held_back = (host.throttled or 0.0) > HELD_BACK
         crowded = host.waited_ms > CROWDED * sum(work.ms for work in second.values())
-        if slow and not held_back and (crowded or _explained_ms(usual, host) > (took.ms - usual.ms) / 2):
+        beyond = min(took.ms, host.ran_ms) >= BEYOND_RATIO * usual.ms
+        explained = crowded or _explained_ms(usual, host) > (took.ms - usual.ms) / 2
+        if slow and explained and not (held_back or beyond):
             return  # The host may explain it: such a second proves nothing.
         self._unjudged = 0
         if not slow:

@@ -174,7 +174,9 @@ class StageWatch:
         self._slowly(main, paused_ns, None if host is None else host.full_ns, alive=alive)
         if past.pace.due(now_ns):
             beside_ns = None if host is None or self.by_device else host.beside_ns
-            past.pace.close(now_ns, Totals(procfs.threads_waited_ns(self._pid), self._quota.throttled_us, beside_ns))
+            waits = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
+            ran_ns = None if thread is None or self.by_device else int(thread.cpu_s * 1e9)
+            past.pace.close(now_ns, Totals(*waits, beside_ns, ran_ns))
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
