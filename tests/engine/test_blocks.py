@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
-from ppengine.core.scheduler.request import chain_digest
+from ppengine.core.scheduler.request import Request, chain_digest
+from ppengine.protocol.sampling import SamplingParams
 from scheduler_invariants import check_pool
 
 
@@ -68,6 +69,17 @@ def test_lookup_stops_at_the_first_unknown_block_and_forgets_evicted_ones():
 def test_digest_depends_on_everything_before():
     assert chain_digest(b"", [1, 2]) != chain_digest(b"x", [1, 2])
     assert len(chain_digest(b"", [1])) == 16
+
+
+@pytest.mark.parametrize("counts", [(5,), (1, 1, 3, 5), (3, 5)])
+def test_digests_of_a_request_are_those_of_its_blocks_one_by_one(counts: tuple[int, ...]):
+    request = Request(id="r", prompt_ids=list(range(7, 16)), sampling=SamplingParams(), seed=0)
+    request.output_ids.extend([2**31, 1, 2, 70_000, 4, 5, 6, 7, 8, 9, 10, 11])
+    expected: list[bytes] = []
+    for start in range(0, 20, 4):
+        expected.append(chain_digest(expected[-1] if expected else b"", request.tokens(start, start + 4)))
+    assert [list(request.full_digests(count, 4)) for count in counts] == [expected[:count] for count in counts]
+    assert request.full_digests(2, 4) == expected[:2]
 
 
 def test_a_second_block_with_the_same_content_stays_private():
