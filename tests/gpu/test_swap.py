@@ -17,7 +17,7 @@ from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.driver_api import Driver
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache, block_view
 from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
-from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.backends.cuda.streams import Event, Stream
 from real import needs_gpu
 
 pytestmark = needs_gpu
@@ -31,11 +31,12 @@ class World(NamedTuple):
     host: PinnedSwapSpace
     mover: BlockMover
     compute: Stream
+    lanes: dict[MoveKind, copy_lanes.DeviceLane | copy_lanes.SwapLane]
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    # Seven blocks a chunk, eleven slots a piece.
+    # Three blocks a half of the staging buffer, eleven slots a piece.
     monkeypatch.setattr(pinned_swap_space, "_PIECE", 11 * SHAPE.block_bytes)
     driver = Driver(0)
     compute = Stream("compute", driver.device)
@@ -45,12 +46,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with compute.use():
         for layer in cache.layers:
             layer.copy_(torch.randn(layer.shape, device="cuda"))
-    yield World(
-        cache,
-        host,
-        BlockMover(compute, copy_lanes.make_lanes(cache, host, driver, compute, 7 * SHAPE.block_bytes)),
-        compute,
-    )
+    lanes = copy_lanes.make_lanes(cache, host, driver, compute, 7 * SHAPE.block_bytes)
+    yield World(cache, host, BlockMover(compute, lanes), compute, lanes)
     torch.cuda.synchronize()
     host.close()
     cache.close()
@@ -91,6 +88,43 @@ def test_a_swap_takes_what_compute_writes_last(world: World) -> None:
     assert event is not None and not event.done()
     event.synchronize()
     assert bool((world.host.layers[2][3] == 5.0).all())
+
+
+def test_a_half_is_filled_again_when_its_copy_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = device(world)
+    blocks, slots = list(range(1, 13)), list(range(20, 32))
+    pairs = list(zip(blocks, slots, strict=True))
+    # A first kernel may have to be loaded, which would take as long as the sleep.
+    settle(world.mover.move(MoveKind.OUT, pairs))
+    for layer in world.host.layers:
+        layer.zero_()
+    plain = Driver.to_host
+
+    def late(driver: Driver, host: int, device: int, size: int, stream: int) -> None:
+        torch.cuda._sleep(20_000_000)  # about 10 ms, on the lane's stream
+        plain(driver, host, device, size, stream)
+
+    monkeypatch.setattr(Driver, "to_host", late)
+    settle(world.mover.move(MoveKind.OUT, pairs))
+    assert torch.equal(torch.stack(world.host.layers, 1)[slots], before[blocks])
+
+
+def test_a_half_is_filled_again_when_its_kernel_has_ended(world: World) -> None:
+    before = device(world)
+    blocks, slots, back = list(range(1, 13)), list(range(20, 32)), list(range(101, 113))
+    settle(world.mover.move(MoveKind.OUT, list(zip(blocks, slots, strict=True))))
+    settle(world.mover.move(MoveKind.IN, list(zip(slots, range(201, 213), strict=True))))
+    lane = world.lanes[MoveKind.IN]
+    assert isinstance(lane, copy_lanes.SwapLane)
+    with torch.cuda.stream(lane._kernels):
+        torch.cuda._sleep(100_000_000)  # about 50 ms: the copies could all be done before
+    settle(world.mover.move(MoveKind.LOAD, list(zip(slots, back, strict=True))))
+    assert torch.equal(device(world)[back], before[blocks])
+
+
+def settle(event: Event | None) -> None:
+    assert event is not None
+    event.synchronize()
 
 
 @pytest.mark.parametrize("seed", range(10))
