@@ -116,7 +116,7 @@ def test_a_half_is_filled_again_when_its_kernel_has_ended(world: World) -> None:
     settle(world.mover.move(MoveKind.IN, list(zip(slots, range(201, 213), strict=True))))
     lane = world.lanes[MoveKind.IN]
     assert isinstance(lane, copy_lanes.SwapLane)
-    with torch.cuda.stream(lane._kernels):
+    with lane._kernels.use():
         torch.cuda._sleep(100_000_000)  # about 50 ms: the copies could all be done before
     settle(world.mover.move(MoveKind.LOAD, list(zip(slots, back, strict=True))))
     assert torch.equal(device(world)[back], before[blocks])
