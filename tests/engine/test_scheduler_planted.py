@@ -5,6 +5,7 @@ from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.host_cache import HostCache
+from ppengine.core.scheduler.step_log import StepLog
 from ppengine.protocol.steps import Move, MoveKind, Row
 from scheduler_world import Driver, World
 from stage_model import WrongRead
@@ -183,3 +184,23 @@ def test_a_request_that_runs_before_its_load_is_caught(monkeypatch):
 
     with pytest.raises((WrongRead, AssertionError, ValueError, KeyError)):
         hunt(CacheCopies, "start", hasty, monkeypatch, **HOST_CACHE)
+
+
+def copied_and_filled():
+    """Let two requests begin alike: the second one queues blocks for the host that the first one fills now."""
+    world = World(num_host_blocks=24, host_cache=HostLimits(2, 1, 4), num_blocks=40, max_num_batched_tokens=64)
+    for seed in (1, 2):
+        world.add(prompt(21), max_tokens=2, seed=seed)
+    assert world.schedule().moves == []
+    world.run()
+    world.verify_end()
+
+
+def test_a_block_is_copied_to_the_host_behind_the_step_that_fills_it():
+    copied_and_filled()
+
+
+def test_a_copy_to_the_host_of_a_block_that_the_same_step_fills_is_refused(monkeypatch):
+    monkeypatch.setattr(StepLog, "fills", lambda self, block: False)
+    with pytest.raises(ValueError, match="block 1 is copied by step 1, whose rows fill it"):
+        copied_and_filled()

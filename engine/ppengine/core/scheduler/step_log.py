@@ -129,7 +129,12 @@ class StepLog:
             self._dirty[request] = first
 
     def copy(self, kind: MoveKind, source: int, target: int) -> None:
-        """Add one block copy to the draft; stages copy in this order, before the rows."""
+        """Add one block copy to the draft; stages copy in this order, before the rows.
+
+        Raises ValueError for a copy that would read a block before the rows of its own step fill it.
+        """
+        if source in self.draft.fills and kind in (MoveKind.OUT, MoveKind.DEVICE):
+            raise ValueError(f"block {source} is copied by step {self.draft.number}, whose rows fill it")
         self._moves.append(Move(kind, source, target))
 
     def touch(self, request: Request) -> None:
