@@ -1,6 +1,7 @@
 """The stage model catches planted errors: a stale block, a slot off by one, a lost copy."""
 
 import pytest
+from ppengine.core.scheduler.block_pool import BlockPool
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.fences import Fences
@@ -184,6 +185,62 @@ def test_a_request_that_runs_before_its_load_is_caught(monkeypatch):
 
     with pytest.raises((WrongRead, AssertionError, ValueError, KeyError)):
         hunt(CacheCopies, "start", hasty, monkeypatch, **HOST_CACHE)
+
+
+def lost_step():
+    """Lose the steps that fill a prompt, then run two requests that begin like it."""
+    world = World(stages=2, max_num_batched_tokens=4, checked=False)
+    world.add(prompt(14), max_tokens=2, ignore_eos=True)
+    sent = list(iter(world.schedule, None))
+    assert [(row.start, row.count) for step in sent for row in step.rows] == [(0, 4), (4, 4)]
+    world.lose(1)
+    assert world.scheduler.queues.waiting, "it begins again"
+    world.run()
+    world.verify_end()
+    return world
+
+
+def test_a_prefix_of_a_lost_step_is_not_found():
+    assert lost_step().scheduler.blocks.hit_tokens_total == 0
+
+
+def test_a_prefix_of_a_lost_step_that_is_found_is_caught(monkeypatch):
+    monkeypatch.setattr(BlockPool, "drop_cache", lambda self: 0)
+    with pytest.raises(WrongRead, match="reads block 1 at position 0"):
+        lost_step()
+
+
+def prefix_under_way():
+    """Begin a load of a block a step, then run a request with the same prefix beside it; return both."""
+    world = World(stages=2, num_blocks=24, num_host_blocks=24, host_cache=HostLimits(8, 1, 4), checked=False)
+    world.add(prompt(21), max_tokens=1)
+    world.run()
+    world.scheduler.blocks.device.drop_cache()
+    requests = []
+    for _ in range(2):
+        requests += world.add(prompt(21), max_tokens=3, ignore_eos=True)
+        world.schedule()
+    assert requests[0].state == "loading"
+    world.run()
+    world.verify_end()
+    return requests
+
+
+def test_a_hit_on_a_block_under_way_from_the_host_waits_for_it():
+    assert [request.sources.host for request in prefix_under_way()] == [20, 20]
+
+
+def test_a_hit_on_a_block_under_way_from_the_host_that_does_not_wait_is_caught(monkeypatch):
+    original = CacheCopies.start
+
+    def eager(self, request, *arguments):
+        original(self, request, *arguments)
+        for block, digest in zip(request.blocks, request.digests, strict=False):
+            self._device.enter(block, digest)
+
+    monkeypatch.setattr(CacheCopies, "start", eager)
+    with pytest.raises(WrongRead, match=r"which step \d may still load"):
+        prefix_under_way()
 
 
 def copied_and_filled():
