@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.block_tables import BlockTables
@@ -176,12 +176,12 @@ class BlockPoolResize:
         device.reserve = 0
         if not device.tail_live or done is None or done.cleared:
             return
-        owners, holders = self._owners(device.limit), self._holders(device.limit)
+        owners = self._owners(device.limit)
         tail = sorted(owners)
         left = len(tail)
         for block in tail:
-            # A copy in flight reads the block: it moves when that copy has retired.
-            if device.references(block) > holders[block]:
+            # It moves when no copy in flight reads it, for all its requests at once.
+            if device.references(block) > len(owners[block]):
                 continue
             if device.available < 1:
                 break
@@ -193,11 +193,6 @@ class BlockPoolResize:
         device.reserve = left
         if stuck:
             self._evict(self.plan(device.limit), done)
-
-    def _holders(self, first: int) -> Counter[int]:
-        """Return the number of tables, leaving ones included, of each block from `first` on."""
-        requests = dict.fromkeys([*self._queues.running, *self._fences.leaving])
-        return Counter(block for request in requests for block in request.blocks if block >= first)
 
     def reset(self) -> None:
         """Drop an unfinished change."""
