@@ -94,11 +94,19 @@ def check_copies(scheduler: Scheduler, copies: CacheCopies, fetched: Sequence[in
     pins = Counter(slot for load in copies.loads.values() for slot in load.slots)
     pins.update(slot for request in requests for slot, _ in request.fetched or ())
     assert pins == copies.cache._pins, "pins"
+    filling = [block for record in records for block in record.filling]
     for request, load in copies.loads.items():
         assert request in requests and (request.state in ("loading", "finished")), f"{request} has a load"
-        under_way = sum(count for record in records for other, count in record.filling if other is request)
-        assert load.done + under_way == load.begun <= len(load.slots)
-        assert request.num_computed == (load.first + load.begun) * scheduler.blocks.block_size
+        begun, size = load.blocks[: load.begun], scheduler.blocks.block_size
+        assert all(block.step for block in begun) and all(block.done for block in load.blocks[: load.done])
+        assert {block.step for block in begun if not block.done} <= set(request.in_flight), f"{request} does not wait"
+        assert request.num_computed == (load.blocks[0].index + load.begun) * size
+        for block in load.blocks:
+            assert request in block.users and (bool(block.step) == (block in filling or block.done))
+            assert request.blocks[block.index] == block.block, "users of a loaded block have two"
+    blocks = {block for load in copies.loads.values() for block in load.blocks if not block.done}
+    assert {block.digest: block for block in copies._coming.values()} == copies._coming
+    assert set(copies._coming.values()) <= blocks, "a block is expected that no load brings"
 
 
 def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:

@@ -150,7 +150,7 @@ class World:
             return
         filled = sum(row.count for row in step.rows) // self.model.stages[0].block_size
         assert len(record.entering) <= self.host_cache.out_blocks + filled
-        assert sum(count for _, count in record.filling) <= self.host_cache.in_blocks
+        assert len(record.filling) <= self.host_cache.in_blocks
         size = self.model.stages[0].block_size
         for slot, digest in record.entering:
             owner = next(request for request in self.all.values() if digest in request.digests)

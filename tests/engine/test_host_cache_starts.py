@@ -1,43 +1,12 @@
 """Starts from the host cache: which blocks go out, what is loaded, and verbs and faults meanwhile."""
 
 import pytest
+from host_loads import LIMITS, PROMPT, VERBS, begin, evicted, finish, world_of
 from ppengine.common.tier_config import TierConfig
 from ppengine.core.scheduler import wait_reasons
 from ppengine.core.scheduler.cache_copies import HostLimits, host_limits
 from ppengine.protocol.steps import MoveKind
 from scheduler_world import World
-
-LIMITS = HostLimits(out_blocks=2, in_blocks=2, least_tokens=8)
-PROMPT = list(range(10, 31))
-"""Five full blocks and one token."""
-
-
-def world_of(limits=LIMITS, **fields):
-    fields = {"stages": 1, "num_blocks": 14, "num_host_blocks": 24, **fields}
-    return World(host_cache=limits, max_num_batched_tokens=64, **fields)
-
-
-def evicted(**fields):
-    """Return a world whose host cache alone has the blocks of `PROMPT`."""
-    world = world_of(**fields)
-    world.add(PROMPT, max_tokens=1, seed=1)
-    world.run()
-    world.scheduler.blocks.device.drop_cache()
-    assert world.scheduler.blocks.copies.cache.cached == 5
-    return world
-
-
-def begin(world, **fields):
-    """Add the prompt once more and send its first copies; return the requests."""
-    group = world.add(PROMPT, seed=1, **fields)
-    world.schedule()
-    assert group[0].state == "loading"
-    return group
-
-
-def finish(world):
-    world.run()
-    world.verify_end()
 
 
 def test_an_evicted_prefix_comes_from_the_host_with_the_same_tokens():
@@ -170,8 +139,7 @@ def test_a_swap_takes_the_slots_of_cached_blocks():
     finish(world)
 
 
-@pytest.mark.parametrize("verb", [("abort",), ("preempt", "recompute", False), ("preempt", "swap", True),
-                                  ("swap_out", False)])  # fmt: skip
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("retired", [0, 1, 2])
 def test_verbs_end_a_load_and_free_its_slots(verb, retired):
     world = evicted()

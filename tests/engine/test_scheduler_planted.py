@@ -179,8 +179,8 @@ def test_a_load_whose_slots_are_not_pinned_is_caught(monkeypatch):
 def test_a_request_that_runs_before_its_load_is_caught(monkeypatch):
     original = CacheCopies.start
 
-    def hasty(self, request, slots):
-        original(self, request, slots)
+    def hasty(self, request, *arguments):
+        original(self, request, *arguments)
         request.state = "running"
 
     with pytest.raises((WrongRead, AssertionError, ValueError, KeyError)):
@@ -240,6 +240,19 @@ def test_a_hit_on_a_block_under_way_from_the_host_that_does_not_wait_is_caught(m
 
     monkeypatch.setattr(CacheCopies, "start", eager)
     with pytest.raises(WrongRead, match=r"which step \d may still load"):
+        prefix_under_way()
+
+
+def test_a_request_that_shares_a_load_and_does_not_wait_for_it_is_caught(monkeypatch):
+    original = BlockTables.fit
+
+    def hasty(self, request):
+        plan = original(self, request)
+        plan.shared, plan.host, plan.coming = plan.shared + plan.coming, plan.host[len(plan.coming) :], []
+        return plan
+
+    monkeypatch.setattr(BlockTables, "fit", hasty)
+    with pytest.raises(WrongRead, match=r"which step \d may still load|which holds something else"):
         prefix_under_way()
 
 

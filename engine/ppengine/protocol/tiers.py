@@ -109,13 +109,13 @@ class TiersInfo(msgspec.Struct, kw_only=True):
     device_hit_tokens_total: int = 0
     """Tokens found in device blocks."""
     host_hit_tokens_total: int = 0
-    """Tokens loaded from slots that no fetch of the request filled."""
+    """Tokens that starts found in slots that no fetch of the request filled."""
     computed_tokens_total: int = 0
     """Tokens computed."""
     out_bytes_total: int = 0
     """Copied to the host cache."""
     in_bytes_total: int = 0
-    """Loaded from the host cache."""
+    """Loaded from the host cache; once for all requests that wait for the same block."""
     evicted_total: int = 0
     """Slots that were reused."""
     dropped_total: int = 0

@@ -15,9 +15,9 @@ from ppengine.protocol.tiers import PromptSources
 
 @dataclass(slots=True)
 class Fit:
-    """Source of a request's blocks: `shared`, a copy of `copied`, and `fresh` new ones.
+    """Source of a request's blocks: `shared`, a copy of `copied`, `coming`, and `fresh` new ones.
 
-    The first of the new ones are loaded from `host` slots.
+    `coming` and the first of the new ones are loaded from `host` slots.
     """
 
     need: int
@@ -29,6 +29,8 @@ class Fit:
     computed: int = 0
     """Tokens that need not be computed, those on the host included."""
     host: list[int] = field(default_factory=list)
+    coming: list[int] = field(default_factory=list)
+    """Blocks that the loads of other requests bring."""
 
     @property
     def fits(self) -> bool:
@@ -96,8 +98,12 @@ class BlockTables:
         # Positions that are loaded have no logits, as those of cached blocks.
         loads = self.copies is not None and not request.scores_prompt and whole < most and len(source) == whole
         if self.copies is not None and loads:
-            plan.host = self.copies.find(request.full_digests(most, self.block_size)[whole:])
+            digests = request.full_digests(most, self.block_size)[whole:]
+            plan.host = self.copies.find(digests)
             plan.computed += len(plan.host) * self.block_size
+            plan.coming = self.copies.coming(digests[: len(plan.host)])
+            plan.fresh -= len(plan.coming)
+            plan.need -= len(plan.coming)
         return plan
 
     def _fit(self, known: int, shared: list[int], copied: int | None, rest: int) -> Fit:
@@ -130,14 +136,14 @@ class BlockTables:
 
     def allocate(self, request: Request, plan: Fit) -> None:
         """Give `request` the blocks of `plan`, and begin its load from the host."""
-        for block in plan.shared:
+        for block in plan.shared + plan.coming:
             self.device.share(block)
         if plan.copied is not None:
             self._pin(plan.copied)
         fresh = [self.device.allocate() for _ in range(plan.fresh)]
         if plan.copied is not None:
             self._steps.copy(MoveKind.DEVICE, plan.copied, fresh[0])
-        request.blocks = plan.shared + fresh
+        request.blocks = plan.shared + plan.coming + fresh
         request.num_computed = request.num_cached = plan.computed
         request.num_entered = len(plan.shared)
         self.hit_tokens_total += plan.computed
@@ -165,7 +171,7 @@ class BlockTables:
             copies.queue(request.full_digests(len(plan.shared), size))
         if plan.host:
             request.num_computed -= loaded
-            copies.start(request, plan.host)
+            copies.start(request, plan.host, len(plan.coming))
         copies.let_go(request)
 
     def grow(self, request: Request) -> bool:

@@ -12,7 +12,7 @@ from ppengine.common.tier_config import TierConfig
 from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
 from ppengine.core.scheduler.host_cache import HostCache
 from ppengine.core.scheduler.request import Request
-from ppengine.core.scheduler.step_log import StepLog, StepRecord
+from ppengine.core.scheduler.step_log import LoadedBlock, StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
 
 _MIB = 2**20
@@ -53,12 +53,12 @@ class Load:
     """A starting request's blocks on their way from pinned slots."""
 
     slots: list[int]
-    first: int
-    """Entry of its block table that the first slot fills."""
+    blocks: list[LoadedBlock]
+    """The block of each slot. Loads of a common prefix share them."""
     begun: int = 0
-    """Slots whose copies are in a step."""
+    """Blocks at its beginning whose copies are in a step that the request waits for."""
     done: int = 0
-    """Slots whose copies have retired."""
+    """Blocks at its beginning whose copies have retired."""
 
 
 @dataclass(slots=True)
@@ -88,6 +88,8 @@ class CacheCopies:
         self.totals = StartTotals()
         self.loads: dict[Request, Load] = {}
         """Loads of the host cache that have not ended, in the order of their starts."""
+        self._coming: dict[bytes, LoadedBlock] = {}
+        """Their blocks that have not come, by digest; one of several blocks with the same digest."""
         self.out_total = 0
         """Blocks copied to the host cache."""
         self.in_total = 0
@@ -181,37 +183,67 @@ class CacheCopies:
         slots = self.cache.lookup(digests)
         return slots if len(slots) * self._block_size >= self._limits.least_tokens else []
 
-    def start(self, request: Request, slots: list[int]) -> None:
-        """Begin the load of a starting request behind its computed blocks."""
+    def coming(self, digests: Sequence[bytes]) -> list[int]:
+        """Return the device blocks of the longest prefix of `digests` that loads of other requests bring."""
+        blocks = []
+        for digest in digests:
+            known = self._coming.get(digest)
+            if known is None:
+                break
+            blocks.append(known.block)
+        return blocks
+
+    def start(self, request: Request, slots: list[int], shared: int) -> None:
+        """Begin the load of a starting request behind its computed blocks; the first `shared` ones are coming."""
         self.cache.pin(slots)
-        self.loads[request] = Load(slots, request.num_computed // self._block_size)
+        first = request.num_computed // self._block_size
+        blocks = []
+        for index, digest in enumerate(request.digests[first : first + len(slots)], first):
+            block = self._coming[digest] if index - first < shared else LoadedBlock(digest, index)
+            self._coming.setdefault(digest, block)
+            block.users[request] = None
+            blocks.append(block)
+        self.loads[request] = Load(slots, blocks)
         request.state = "loading"
 
     def add_in(self) -> None:
         """Add the next copies of loads to the draft, as many as a step may have; the first load comes first.
 
-        Fenced requests get none: their loads end with the fence.
+        A block is copied once, and all its users wait for that step. Fenced requests get no copies:
+        their loads end with the fence.
         """
-        left = self._limits.in_blocks
+        steps, left = self._steps, self._limits.in_blocks
         for request, load in self.loads.items():
-            count = min(left, len(load.slots) - load.begun)
-            if request.fence is not None or not count:
+            if request.fence is not None:
                 continue
-            for index in range(load.begun, load.begun + count):
-                self._steps.copy(MoveKind.LOAD, load.slots[index], request.blocks[load.first + index])
-            load.begun += count
-            request.num_computed += count * self._block_size
-            self._steps.touch(request)
-            self._steps.draft.filling.append((request, count))
-            left -= count
-            if not left:
-                return
+            begun, count = load.begun, len(load.blocks)
+            while begun < count:
+                block = load.blocks[begun]
+                if not block.step:
+                    if not left:
+                        break
+                    left -= 1
+                    block.step = steps.draft.number
+                    steps.copy(MoveKind.LOAD, load.slots[begun], request.blocks[block.index])
+                    steps.draft.filling.append(block)
+                steps.wait_for(request, block.step)
+                begun += 1
+            self._advance(request, load, begun)
+
+    def _advance(self, request: Request, load: Load, begun: int) -> None:
+        """Count the blocks of a load that have begun as computed."""
+        request.num_computed += (begun - load.begun) * self._block_size
+        load.begun = begun
 
     def end(self, request: Request) -> None:
-        """End the load of a request that a fence takes, with nothing of it in flight."""
+        """End the load of a request, all of it or what a fence leaves with nothing of it in flight."""
         load = self.loads.pop(request, None)
         if load is not None:
             self.cache.unpin(load.slots)
+            for block in load.blocks:
+                del block.users[request]
+                if not block.users and self._coming.get(block.digest) is block:
+                    del self._coming[block.digest]
 
     # --- for the store desk ---------------------------------------------------------------------------------
 
@@ -233,17 +265,29 @@ class CacheCopies:
     # --- steps ----------------------------------------------------------------------------------------------
 
     def retired(self, record: StepRecord) -> list[Request]:
-        """Enter the blocks that a retired step copied out; return the requests whose loads it completed."""
+        """Enter the blocks that a retired step copied, here and there; return the requests whose loads it completed."""
         for slot, digest in record.entering:
             self._under_way.discard(digest)
             self.cache.enter(slot, digest)
         self.out_total += len(record.entering)
+        self.in_total += len(record.filling)
+        for block in record.filling:
+            block.done = True
+            self._device.enter(block.block, block.digest)
+            if self._coming.get(block.digest) is block:
+                del self._coming[block.digest]
+        return self._loaded() if record.filling else []
+
+    def _loaded(self) -> list[Request]:
+        """End the loads whose blocks have all come, and return their requests."""
         loaded = []
-        for request, count in record.filling:
-            load = self.loads[request]
-            load.done += count
-            self.in_total += count
-            if load.done == len(load.slots):
+        for request, load in list(self.loads.items()):
+            done, count = load.done, len(load.blocks)
+            while done < count and load.blocks[done].done:
+                done += 1
+            load.done = done
+            self._advance(request, load, max(load.begun, done))
+            if done == count:
                 self.end(request)
                 loaded.append(request)
         return loaded

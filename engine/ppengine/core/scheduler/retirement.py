@@ -67,11 +67,11 @@ class StepRetirer:
             self._fences.copied_out(request)
         for request in record.loads:
             self._fences.loaded(request)
-        if self._blocks.copies is not None:
-            for request in self._blocks.copies.retired(record):
-                if not request.finished:
-                    request.state = "running"
-        for request in record.touched:
+        loaded = self._blocks.copies.retired(record) if self._blocks.copies is not None else []
+        for request in loaded:
+            if not request.finished:
+                request.state = "running"
+        for request in dict.fromkeys([*record.touched, *loaded]):
             self._go_on(request)
 
     def finish(self, request_id: str, reason: str) -> None:

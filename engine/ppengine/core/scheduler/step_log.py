@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,26 @@ from dataclasses import dataclass, field
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Adjustments, Mask, Move, MoveKind, Register, Row, Sampled, Step
+
+
+@dataclass(slots=True, eq=False)
+class LoadedBlock:
+    """One device block that is loaded from the host cache, once for all requests that wait for it."""
+
+    digest: bytes
+    index: int
+    """Its entry in the block tables of all its users."""
+    users: dict[Request, None] = field(default_factory=dict)
+    """Requests with a load that has it."""
+    step: int = 0
+    """Number of the step that loads it; 0: none does so far."""
+    done: bool = False
+    """Whether that step has retired."""
+
+    @property
+    def block(self) -> int:
+        """The device block, which may move meanwhile."""
+        return next(iter(self.users)).blocks[self.index]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +52,8 @@ class StepRecord:
     """Blocks of prompts that its rows fill."""
     entering: list[tuple[int, bytes]] = field(default_factory=list)
     """(host slot, digest) of the blocks that it copies to the host cache."""
-    filling: list[tuple[Request, int]] = field(default_factory=list)
-    """(request, blocks) that it loads from the host cache."""
+    filling: list[LoadedBlock] = field(default_factory=list)
+    """Blocks that it loads from the host cache."""
     slots: list[int] = field(default_factory=list)
     """Slots that it releases."""
     masks: dict[bytes, list[int]] = field(default_factory=dict)
@@ -143,6 +164,15 @@ class StepLog:
         if not request.in_flight or request.in_flight[-1] != number:
             request.in_flight.append(number)
             self.draft.touched.append(request)
+
+    def wait_for(self, request: Request, number: int) -> None:
+        """Let the request wait for a step that copies its blocks, the draft included, unless it has retired."""
+        if number in request.in_flight:
+            return
+        record = next((record for record in [self.draft, *self.unretired] if record.number == number), None)
+        if record is not None:
+            insort(request.in_flight, number)
+            record.touched.append(request)
 
     def fills(self, block: int) -> bool:
         """Return whether a step that has not retired, or the draft, fills a block of a prompt."""
