@@ -1,4 +1,7 @@
-"""Prompts whose prefix has left the device come from the host cache, with the same tokens; swaps and a killed stage."""
+"""Prompts whose prefix has left the device come from the host cache, with the same tokens; swaps and a killed stage.
+
+Prompts that begin alike and come together compute or load their prefix once, also beside an abort or a killed stage.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import reference
 from checkpoints import make_checkpoint
 from operators import BACK_S, Operator
 from ppengine.protocol.snapshot import Snapshot
-from ppengine.protocol.verbs import Release, Resume, SwapOut
+from ppengine.protocol.verbs import Abort, Release, Resume, SwapOut
 from serving import Served
 
 from profiles import small
@@ -22,6 +25,15 @@ STEPS, BLOCK, HOST_BLOCKS = 100, 16, 2000
 PROMPTS = reference.prompts(3, 100, low=100, high=120, seed=3)
 LOADED = [(len(prompt) - 1) // BLOCK * BLOCK for prompt in PROMPTS]
 """Tokens that the host can have: whole blocks, and one token is left to compute."""
+TOGETHER, BUDGET, OUTPUTS = 8, 128, 16
+COMMON = 480
+"""Tokens of a common prefix: more than the two steps that can be in flight have."""
+
+
+def family(seed: int) -> list[list[int]]:
+    """Return four prompts with a common prefix that no other seed has."""
+    (prefix,) = reference.prompts(1, 100, low=COMMON, high=COMMON, seed=seed)
+    return [prefix + rest for rest in reference.prompts(4, 100, low=12, high=20, seed=seed)]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +47,8 @@ def engine(folder: Path) -> Iterator[Served]:
     memory = {"device_mib": 8, "swap_space_gib": HOST_BLOCKS * block_bytes / 2**30}
     # Two blocks in a step: a load takes some steps, and can be stopped on its way.
     tiers = {"host": True, "in_mib": 2 * block_bytes / 2**20}
-    with Served(small(folder, memory=memory, tiers=tiers, console={"publish_hz": 50.0})) as served:
+    sections = {"model": {"max_model_len": 1024}, "scheduler": {"max_num_batched_tokens": BUDGET}}
+    with Served(small(folder, memory=memory, tiers=tiers, console={"publish_hz": 50.0}, **sections)) as served:
         yield served
 
 
@@ -86,6 +99,42 @@ async def test_an_evicted_prefix_comes_from_the_host(engine: Served, expected: l
         assert after.in_bytes_total - before.in_bytes_total == sum(LOADED) // BLOCK * after.slot_bytes
 
 
+async def test_prompts_that_come_together_load_their_prefix_once(engine: Served, expected: list[list[int]]) -> None:
+    async with engine.operator() as op:
+        await on_the_host_alone(op, seed=6)
+        before = (await op.pause()).tiers
+        names = await op.submit_all([PROMPTS[0]] * TOGETHER, max_tokens=STEPS)
+        await op.do(Resume())
+        assert await op.all_tokens(names) == [expected[0]] * TOGETHER
+        after = (await op.idle()).tiers
+        assert before is not None
+        assert after is not None
+        assert after.in_bytes_total - before.in_bytes_total == LOADED[0] // BLOCK * after.slot_bytes
+        assert after.host_hit_tokens_total - before.host_hit_tokens_total == TOGETHER * LOADED[0]
+
+
+async def prefilling(op: Operator, name: str) -> None:
+    """Wait until a stopped stage holds all steps that can be in flight, all of one prompt."""
+    held = await op.request(name, lambda request: len(request.in_flight) == 2, "has two steps in flight")
+    assert (held.computed_tokens, held.output_tokens) == (2 * BUDGET, 0)
+
+
+async def test_an_abort_amid_the_prefill_of_a_common_prefix(engine: Served, folder: Path) -> None:
+    prompts = family(4)
+    async with engine.operator() as op:
+        async with op.crowd(prompts, max_tokens=OUTPUTS) as names:
+            await prefilling(op, names[0])
+            aborted = await op.begin(Abort(request=names[0]))
+        await aborted.applied()
+        tokens, _, reason = await op.output(names[0])
+        assert (tokens, reason) == ([], "abort")
+        for name, prompt in zip(names[1:], prompts[1:], strict=True):
+            assert await op.tokens(name) == reference.greedy(folder, prompt, OUTPUTS)
+        sources = [(await op.detail(name)).sources for name in names[1:]]
+        assert [found.device for found in sources if found] == [2 * BUDGET, COMMON, COMMON]
+        await op.idle()
+
+
 async def test_a_swap_beside_it(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
         (swapped,) = await op.halfway(PROMPTS[:1], max_tokens=STEPS)
@@ -113,6 +162,21 @@ async def test_a_stage_is_killed_while_a_request_loads(engine: Served, expected:
         sources = (await op.detail(name)).sources
         assert sources is not None
         assert (sources.host, sources.computed) == (0, len(PROMPTS[0])), "the slots were forgotten"
+        await op.until(lambda now: now.engine.state == "serving" and not now.verdicts, "nothing is wrong", BACK_S)
+        engine.find_pids()
+        await op.idle()
+
+
+async def test_a_stage_is_killed_amid_the_prefill_of_a_common_prefix(engine: Served, folder: Path) -> None:
+    prompts = family(5)
+    async with engine.operator() as op:
+        async with op.crowd(prompts, max_tokens=OUTPUTS) as names:
+            await prefilling(op, names[0])
+            os.kill(engine.pids["stage1"], signal.SIGKILL)
+        for name, prompt in zip(names, prompts, strict=True):
+            assert (await op.output(name, timeout=BACK_S))[0] == reference.greedy(folder, prompt, OUTPUTS)
+        sources = [(await op.detail(name)).sources for name in names]
+        assert [found.device for found in sources if found] == [0, COMMON, COMMON, COMMON]
         await op.until(lambda now: now.engine.state == "serving" and not now.verdicts, "nothing is wrong", BACK_S)
         engine.find_pids()
         await op.idle()
