@@ -17,7 +17,7 @@ from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Drained, Mapped, Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.steps import Drained, LateMasks, Mapped, Retired, Sampled, StageReady, Step, ToStage
 from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100
@@ -91,6 +91,7 @@ class CoreWorld:
         self.events = []
         self.facts: list[Fact] = []
         self.steps: deque[Step] = deque()
+        self.late_masks: dict[int, LateMasks] = {}
         self.changing: Step | None = None
         """The newest map step that the stages have retired."""
         self.started: list[tuple[int, int]] = []
@@ -138,9 +139,13 @@ class CoreWorld:
         raise AssertionError(f"no store here, for {place}")
 
     def _take_step(self, others, last):
-        """Take a step as the last stage gets it; the others get it without masks."""
+        """Take a step as the last stage gets it, or masks behind one; the others get steps without masks."""
         step = self._codec.decode(last)
-        assert self._codec.decode(others) == msgspec.structs.replace(step, masks=[])
+        if isinstance(step, LateMasks):
+            assert not others and step.generation == self.generation
+            self.late_masks[step.number] = step
+            return
+        assert self._codec.decode(others) == msgspec.structs.replace(step, masks=[], late=[])
         self.steps.append(step)
 
     @property

@@ -95,7 +95,7 @@ class GrammarWorld(CoreWorld):
         self.engine.advance()
         for request in self.scheduler.queues.requests.values():
             self.most_sampling[request.id] = max(self.most_sampling.get(request.id, 0), request.pending)
-        if retires and self.steps:
+        if retires and self.steps and (not self.steps[0].late or self.steps[0].number in self.late_masks):
             self.retire()
 
     def until(self, condition, what, timeout=60.0, **turns):
@@ -121,7 +121,8 @@ class GrammarWorld(CoreWorld):
 
     def _token(self, step, row):
         self.sampled += 1
-        masks = {slot: mask.bits for mask in step.masks for slot in mask.slots}
+        late = self.late_masks[step.number].masks if step.late else []
+        masks = {slot: mask.bits for mask in [*step.masks, *late] for slot in mask.slots}
         draw = random.Random(row.start + row.count)
         if row.slot not in masks:
             return draw.randrange(5, 2000)

@@ -30,6 +30,7 @@ def check(scheduler: Scheduler, fetched: Sequence[int] = ()) -> None:
     check_slots(scheduler.steps, owners)
     for request in requests:
         _check_request(scheduler, request)
+    check_late_rows(scheduler)
     for queue in (queues.waiting, queues.swapped, queues.prefilling):
         assert queue == sorted(queue, key=Request.order), f"a queue is out of order: {queue}"
 
@@ -114,6 +115,22 @@ def check_slots(steps: StepLog, owners: dict[int, Request]) -> None:
     returning = [slot for record in [*steps.unretired, steps.draft] for slot in record.slots]
     slots = sorted([*owners, *steps._free_slots, *returning])
     assert slots == list(range(steps._num_slots)), "a slot is lost or doubled"
+
+
+def check_late_rows(scheduler: Scheduler) -> None:
+    """Raise AssertionError unless late rows and their requests agree."""
+    late = {request: record.number for record in scheduler.steps.unretired for request in record.late}
+    given_up = {
+        request: record.number
+        for record in scheduler.steps.unretired
+        for request, again in record.dropped.items()
+        if again
+    }
+    assert not late.keys() & given_up.keys(), "a mask was given up and is waited for"
+    assert not scheduler.steps.draft.late, "a draft with late rows was kept"
+    known = {request: request.late_step for request in scheduler.queues.requests.values() if request.late_step}
+    assert known == late | given_up, "late rows"
+    assert all(request.pending for request in known), "a late row samples nothing"
 
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:

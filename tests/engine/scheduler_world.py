@@ -70,6 +70,7 @@ class World:
         """Ids of the requests that were once seen with device blocks."""
         self.max_in_flight = 0
         self.two_unretired = 0
+        self.late_rows = self.given_up = 0
         self.forced = 0
         """Tokens that grammars have forced."""
 
@@ -105,16 +106,27 @@ class World:
     def mask(self, request, most):
         """Give a constrained request the mask that it lacks, behind `most` forced tokens or up to its end."""
         del self.scheduler.queues.unmasked[request]
-        if request.output_ids:
-            begin, result = len(request.output_ids), Retirement(0)
-            forced = self.expected(request)[begin : begin + most]
-            self.scheduler.retirement.take_forced(request, forced, result)
-            self.forced += len(result.tokens)
-            self.finished += result.finished
-        if not request.finished:
-            request.mask = b"m"
-            self.scheduler.queues.resume(request)
+        begin, result = len(request.output_ids), Retirement(0)
+        forced = self.expected(request)[begin : begin + most] if request.output_ids else []
+        if request.fence is not None and request.fence.final:
+            forced = []
+        request.ahead = request.ahead or request.arrival % 2 == 0
+        self.scheduler.masks.take(request, b"%d" % (begin + len(forced)), forced, result)
+        self.forced += len(result.tokens)
+        self.finished += result.finished
         self.verify()
+
+    def give_up(self, request):
+        """Let the step of a late row go on without its mask."""
+        self.given_up += bool(request.late_step)
+        self.scheduler.masks.give_up(request)
+        self.verify()
+
+    def pass_masks(self):
+        """Send masks that came behind their steps, as the core does in each turn."""
+        for message in self.scheduler.masks.complete():
+            assert message.number not in self.model.late
+            self.model.late[message.number] = message
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -130,6 +142,7 @@ class World:
         left = [request.order() for request in self.scheduler.queues.waiting if request in waiting]
         assert not admitted or not left or max(admitted) < min(left), "a later request was started first"
         if step is not None:
+            self.late_rows += len(step.late)
             self.model.send(step)
             self._check_copies(step, idle)
             flying = sum(1 for record in self.scheduler.steps.unretired if self.model.steps[record.number - 1].rows)
@@ -178,6 +191,7 @@ class World:
         for request in list(self.scheduler.queues.unmasked):
             self.mask(request, 2)
             sent = True
+        self.pass_masks()
         while self.schedule() is not None:
             sent = True
         self.model.drain()
@@ -263,7 +277,8 @@ class World:
             before, self._states[request.id] = self._states.get(request.id), request.state
             if before not in (None, request.state):
                 self.left[before] += 1
-            self.began.update([request.id] if request.blocks else [])
+            # One may lose its blocks in the same call that gave them.
+            self.began.update([request.id] if request.blocks or request.admitted_time is not None else [])
             assert request.pending <= (2 if self.config.schedule_ahead else 1)
             if request.pending == 2:
                 self.two_unretired += 1
@@ -333,7 +348,11 @@ class Driver:
     def step(self):
         """Do one random operation."""
         draw, world = self.random.random(), self.world
-        if (lacking := world.scheduler.queues.unmasked) and self.random.random() < 0.5:
+        world.pass_masks()
+        late = [request for request in world.all.values() if request.late_step]
+        if late and self.random.random() < 0.02:
+            world.give_up(self.random.choice(late))
+        elif (lacking := world.scheduler.queues.unmasked) and self.random.random() < 0.5:
             world.mask(self.random.choice(list(lacking)), self.random.choice([0, 0, 1, 5, 30]))
         elif draw < 0.30:
             if world.scheduler.paused and self.random.random() < 0.1:

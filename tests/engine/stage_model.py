@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Register, Sampled, Step
+from ppengine.protocol.steps import (
+    TOKEN_GIVEN,
+    TOKEN_ON_DEVICE,
+    TOKEN_REGISTERED,
+    LateMasks,
+    MoveKind,
+    Register,
+    Sampled,
+    Step,
+)
 
 VOCABULARY = 50
 
@@ -91,6 +100,8 @@ class StageModel:
         self.retired_before: list[int] = []
         """By step: the newest one that had retired when it was sent."""
         self.reads = 0
+        self.late: dict[int, LateMasks] = {}
+        """Masks that came behind their steps, by step."""
         self.whole: dict[tuple[int, int], list] = {}
         """Content that a step must copy to a host slot, by both: that of the tokens whose digest the slot gets."""
 
@@ -104,6 +115,8 @@ class StageModel:
         """Whether the stage has a step whose inputs are there."""
         position = self.done[stage]
         if position >= len(self.steps) or (stage and self.done[stage - 1] <= position):
+            return False
+        if stage == len(self.stages) - 1 and self.steps[position].late and position + 1 not in self.late:
             return False
         last = self.done[-1]
         ahead = any(row.token == TOKEN_ON_DEVICE for row in self.steps[position].rows)
@@ -141,10 +154,31 @@ class StageModel:
         self._give(state, step)
         sampled = [token for row in step.rows if (token := self._row(state, stage, step, row)) is not None]
         if stage == len(self.stages) - 1:
+            self._check_masks(step)
+            masked = {slot for mask in self._masks(step) for slot in mask.slots}
+            for answer in sampled:
+                if answer.slot in step.late and answer.slot not in masked:
+                    answer.token = VOCABULARY  # The core must drop it.
             self.sampled[step.number] = sampled
             for answer in sampled:
                 self.on_device[answer.slot] = (step.number, answer.token)
         self.done[stage] += 1
+
+    def _masks(self, step: Step):
+        return step.masks + (self.late[step.number].masks if step.late else [])
+
+    def _check_masks(self, step: Step) -> None:
+        """Check that each mask is that of the next token of its row: masks are named by the position of their token."""
+        samples = {row.slot: row for row in step.rows if row.sample}
+        prompts = {slot: entry.prompt_len for slot, entry in self.stages[-1].registered.items()}
+        slots = [slot for mask in self._masks(step) for slot in mask.slots]
+        if len(set(slots)) < len(slots) or not samples.keys() >= {*slots, *step.late}:
+            raise AssertionError(f"step {step.number} has masks of {slots} and late {step.late}")
+        for mask in self._masks(step):
+            for slot in mask.slots:
+                output = samples[slot].start + samples[slot].count - prompts[slot]
+                if mask.bits != b"%d" % output:
+                    raise AssertionError(f"step {step.number} masks output {output} by the mask of {mask.bits!r}")
 
     def _block(self, state: StageState, block: int) -> list:
         if not 0 < block < state.mapped:

@@ -11,7 +11,7 @@ from ppengine.protocol.place import Place
 from ppconsole.model.ranks import short
 
 _RANK_WAITS = frozenset({"all_reduce", "all_gather"})
-WAITS = frozenset({"idle", "receive", "token_return", "room", "collective"}) | _RANK_WAITS
+WAITS = frozenset({"idle", "receive", "token_return", "room", "collective", "mask"}) | _RANK_WAITS
 """Operations in which a stage does no work of its own."""
 
 

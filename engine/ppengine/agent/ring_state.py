@@ -15,14 +15,17 @@ from ppengine.protocol.stage_info import StreamInfo, Waiting
 MAX_PENDING = 64
 RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
 """Operations that wait for another rank of the stage."""
-WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN}) | RANK_WAITS
+WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN, Kind.MASK}) | RANK_WAITS
 """Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
 _ARROWS = {
     Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.ALL_REDUCE: "<", Kind.ALL_GATHER: "<",
     Kind.SEND: ">", Kind.ROOM: ">",
 }  # fmt: skip
 _NAMES = {kind.value: kind.name.lower() for kind in Kind}
-_WHAT = {Kind.IDLE: "step", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive", Kind.SEND: "send", Kind.ROOM: "send"}
+_WHAT = {
+    Kind.IDLE: "step", Kind.MASK: "mask", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive",
+    Kind.SEND: "send", Kind.ROOM: "send",
+}  # fmt: skip
 _FIRST = Place(0, 0)
 _OUTERMOST = frozenset({Kind.STEP.value, Kind.IDLE.value})
 """Operations that begin only when their thread is in no other."""

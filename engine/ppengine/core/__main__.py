@@ -167,6 +167,7 @@ class Loop:
             deadline = min(report_at, self._clock() + LONGEST_WAIT_S)
             deadline = min(deadline, self.engine.outputs.next_deadline() or deadline)
             deadline = min(deadline, self.engine.tiers.next_deadline or deadline)
+            deadline = min(deadline, self.engine.constraints.next_deadline or deadline)
             wait_s = 0.0 if self.engine.unfinished else deadline - self._clock()
             self._watch.end()
             woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
@@ -296,7 +297,8 @@ class Loop:
 
     def _send_step(self, others: bytes, last: bytes) -> None:
         for identity, is_last in self._identities:
-            self._steps.send_multipart([identity, last if is_last else others], NOBLOCK)
+            if payload := last if is_last else others:
+                self._steps.send_multipart([identity, payload], NOBLOCK)
 
     def _send_shadow(self, payload: bytes) -> None:
         self._steps.send_multipart([IDENTITY, payload], NOBLOCK)

@@ -21,6 +21,8 @@ from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import Grammar
 
+LATE_S = 0.1
+"""Seconds after which a step no longer waits for a mask: several times what most take."""
 KEPT_MOST = 1000
 """Grammars whose first mask, or whose error, is kept."""
 FIELD = "structured_outputs"
@@ -55,11 +57,16 @@ class Constraints:
     masks: MaskProcesses
     _requests: LiveRequests
     _eos: frozenset[int]
+    _clock: Callable[[], float]
     _first: OrderedDict[Grammar, bytes] = field(init=False, default_factory=OrderedDict)
     """First masks of grammars that were compiled, the newest last."""
     _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
     """Reasons of grammars that were refused: one that takes long is compiled once."""
     _compiling: dict[Grammar, list[Callable[[Masked], None]]] = field(init=False, default_factory=dict)
+    _slow: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
+    """Grammars with a mask that came too late: their outputs are not scheduled ahead."""
+    _asked: dict[Request, float] = field(init=False, default_factory=dict)
+    """Times of open questions for which a step may still wait, the oldest first."""
     _outputs: dict[Request, _Output] = field(init=False, default_factory=dict)
     _forced: Retirement = field(init=False, default_factory=partial(Retirement, 0))
     """Tokens that the message under way forces."""
@@ -98,6 +105,9 @@ class Constraints:
         """Ask for the masks that live requests lack, forget those that have ended, and watch the processes."""
         if scheduler is not None:
             self._look(scheduler.queues, scheduler)
+            self._give_up(scheduler)
+        else:
+            self._asked.clear()
         self.checks.advance()
         self.masks.advance()
 
@@ -108,6 +118,12 @@ class Constraints:
         if self._forced.tokens:
             forced, self._forced = self._forced, Retirement(0)
             self._requests.forced(forced)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Time of the clock at which a step gives up a mask; None if none is open."""
+        oldest = next(iter(self._asked.values()), None)
+        return None if oldest is None else oldest + LATE_S
 
     def close(self) -> None:
         """End the processes."""
@@ -120,25 +136,39 @@ class Constraints:
             ended, queues.unconstrained = queues.unconstrained, []
             gone = [self._outputs.pop(request) for request in ended if request in self._outputs]
             self.masks.forget([output.matcher for output in gone])
+            for request in ended:
+                self._asked.pop(request, None)
         if queues.unmasked:
             lacking, queues.unmasked = queues.unmasked, {}
             for request in lacking:
                 self._want(scheduler, request)
 
+    def _give_up(self, scheduler: Scheduler) -> None:
+        """Let steps go on without masks that take long: free rows wait for them, too."""
+        due = self._clock() - LATE_S
+        while (request := next(iter(self._asked), None)) is not None and self._asked[request] <= due:
+            del self._asked[request]
+            scheduler.masks.give_up(request)
+            self._slow[self._outputs[request].grammar] = None
+            if len(self._slow) > KEPT_MOST:
+                self._slow.popitem(last=False)
+
     def _want(self, scheduler: Scheduler, request: Request) -> None:
         output, held = self._output(request), self._held(request)
         if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
-            self._give(scheduler, request, first)
+            scheduler.masks.take(request, first, (), self._forced)
             return
         outputs, most = len(request.output_ids), 0
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
         if output.jumps and outputs and outputs >= request.sampling.min_tokens:
             most = min(FORCED_MOST, request.max_tokens - outputs)
+        self._asked[request] = self._clock()
         end = partial(self._end, scheduler, request)
         self.masks.ask(Ask(output.matcher, output.grammar, request.output_ids, held, end, most))
 
     def _end(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
         """Take the answer to the question of a request."""
+        self._asked.pop(request, None)
         if request.finished:
             return
         if masked.later:
@@ -148,10 +178,7 @@ class Constraints:
             scheduler.retirement.finish(request.id, "lost")
             self._requests.ended(request)
         else:
-            if masked.forced:
-                scheduler.retirement.take_forced(request, masked.forced, self._forced)
-            if not request.finished:
-                self._give(scheduler, request, masked.mask)
+            scheduler.masks.take(request, masked.mask, masked.forced, self._forced)
 
     def _output(self, request: Request) -> _Output:
         output = self._outputs.get(request)
@@ -160,12 +187,9 @@ class Constraints:
             assert grammar is not None
             self._count += 1
             output = self._outputs[request] = _Output(self._count, grammar, _jumps(request.sampling))
+            # The stage that samples counts tokens for adjustments, those that are dropped too.
+            request.ahead = not request.sampling.adjusts and grammar not in self._slow
         return output
-
-    @staticmethod
-    def _give(scheduler: Scheduler, request: Request, mask: bytes) -> None:
-        request.mask = mask
-        scheduler.queues.resume(request)
 
     def _held(self, request: Request) -> Sequence[int]:
         """Return the stop tokens that must not be chosen as long as others may be."""

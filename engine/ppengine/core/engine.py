@@ -131,7 +131,7 @@ class Engine:
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
         processes = make_processes(partial(GrammarProcess, Path(config.run_dir), send_grammar, clock, event))
-        self.constraints = constraints = Constraints(*processes, requests, frozenset(spec.eos_token_ids))
+        self.constraints = constraints = Constraints(*processes, requests, frozenset(spec.eos_token_ids), clock)
         self.rules = rules = ClientRules(requests, operations, clock)
         self.offline = OfflineRequests(
             health, submissions, self.templates, constraints, requests, rules, self.outputs, journal, reply
@@ -334,6 +334,9 @@ class Engine:
         if serving is not None:
             self._retire(serving)
         self.constraints.advance(serving.scheduler if serving is not None else None)
+        if serving is not None:
+            for masks in serving.scheduler.masks.complete():
+                self.tracker.send_masks(masks)
         self.recovery.advance()
         serving = self.health.serving
         serves = serving is not None and not self.health.blocked

@@ -12,7 +12,7 @@ from ppengine.core.stage_records import Stages
 from ppengine.protocol.frames import encode
 from ppengine.protocol.place import Place
 from ppengine.protocol.prompt_scores import PromptScores
-from ppengine.protocol.steps import Mapped, Retired, Sampled, Step
+from ppengine.protocol.steps import LateMasks, Mapped, Retired, Sampled, Step
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class StageTracker:
     """Sends steps and counts the stages that have retired them."""
 
     def __init__(self, stages: Stages, send: Callable[[bytes, bytes], None], clock: Callable[[], float]) -> None:
-        """`send` takes the bytes for the other stages, and for the last one."""
+        """`send` takes the bytes for the other stages, empty if there are none, and for the last one."""
         self._stages = stages
         self._send = send
         self._clock = clock
@@ -83,7 +83,12 @@ class StageTracker:
             blocks = abs(step.map_blocks - self._map_blocks)
             self._change, self._map_blocks = Change(step.number, blocks, set(self._places)), step.map_blocks
         whole = encode(step)
-        self._send(encode(msgspec.structs.replace(step, masks=[])) if step.masks else whole, whole)
+        masked = step.masks or step.late
+        self._send(encode(msgspec.structs.replace(step, masks=[], late=[])) if masked else whole, whole)
+
+    def send_masks(self, masks: LateMasks) -> None:
+        """Send the masks of a step's late rows to the last stage."""
+        self._send(b"", encode(masks))
 
     def acknowledge(self, message: Retired) -> bool:
         """Note one stage's retirement, unless late or repeated; return whether the oldest step has retired."""

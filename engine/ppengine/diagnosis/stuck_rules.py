@@ -31,7 +31,7 @@ from ppengine.diagnosis.wait_graph import (
 from ppengine.protocol.snapshot import Cause, Verdict
 from ppengine.protocol.stage_info import StreamInfo
 
-_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return"}) | RANK_WAITS
+_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return", "mask"}) | RANK_WAITS
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:

@@ -160,6 +160,8 @@ def _main_wait(stage: StageEvidence, stages: Places, evidence: Evidence) -> Wait
         if owes or not evidence.steps_in_flight:
             return None
         return Wait(node, CORE, "its next step", since, soft=True)
+    if stage.op == "mask":
+        return Wait(node, CORE, f"the masks of m{stage.op_step}", since, soft=True)
     on_the_wire = stage.op == "room" and "poll" in (stage.wchan or "")
     if (
         stage.op == "room"

@@ -37,6 +37,7 @@ _LOADING = frozenset({"start", "load", "profile", "meet"})
 _OP_STATES: dict[str, StageState] = {
     "idle": "idle",
     "collective": "idle",
+    "mask": "idle",
     "receive": "receiving",
     "token_return": "receiving",
     "all_reduce": "gathering",

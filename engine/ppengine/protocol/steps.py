@@ -151,8 +151,21 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     """From this step on exactly these checks (`Check`) are on, on every stage; None: as they are."""
     masks: list[Mask] = []
     """Those of the sampling rows of constrained requests, each once; to the last stage alone."""
+    late: list[int] = []
+    """Slots of such rows whose masks come behind the step, in `LateMasks`; to the last stage alone."""
     given: list[list[int]] = []
     """Input tokens of the rows marked `TOKEN_GIVEN`, in row order: outputs that no stage has sampled."""
+
+
+class LateMasks(msgspec.Struct, tag="late-masks", array_like=True):
+    """Masks of the `late` rows of step `number`, to the last stage alone: it samples when they are there.
+
+    The sample of a late row without a mask is dropped: the core knows a better token, or computes it again.
+    """
+
+    generation: int
+    number: int
+    masks: list[Mask]
 
 
 class Sampled(msgspec.Struct, array_like=True):
@@ -357,7 +370,7 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
     difference: Finding | None = None
 
 
-ToStage = Step | NewGeneration | Shutdown | ControlPing | EdgeAddress
+ToStage = Step | LateMasks | NewGeneration | Shutdown | ControlPing | EdgeAddress
 FromStage = (
     Retired
     | Mapped

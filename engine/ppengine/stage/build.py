@@ -21,7 +21,7 @@ from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import Register, Row, StageReady
+from ppengine.protocol.steps import Mask, Register, Row, StageReady
 from ppengine.stage.backends.base import KvCache, KvShape, SwapSpace
 from ppengine.stage.backends.hardware import Room, RunnerResources
 from ppengine.stage.backends.selection import open_hardware, resolve_dtype
@@ -107,10 +107,12 @@ class Boot:
         book: AddressBook,
         left: Callable[[], bool],
         meanwhile: Callable[[], bool],
+        late_masks: Callable[[int], list[Mask]],
     ) -> Runner:
         """Return a runner that knows no request, with edges to the neighbours of `generation`.
 
-        `book` has their addresses. `meanwhile` is called while a launched step waits for a message.
+        `book` has their addresses. `meanwhile` is called while a launched step waits for a message,
+        `late_masks` for masks that come behind their step.
         Raises SupersededError when `left()` is true before all neighbours are there, PeerLostError
         when one goes before that.
         """
@@ -146,6 +148,7 @@ class Boot:
             ends=ends,
             checks=self._checks,
             over=left,
+            late_masks=late_masks,
             group=self._group,
         )
         return resources.runner(parts)

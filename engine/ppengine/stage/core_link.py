@@ -10,7 +10,7 @@ import zmq
 
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.steps import EdgeAddress, NewGeneration, Shutdown, Step, ToStage
+from ppengine.protocol.steps import EdgeAddress, LateMasks, Mask, NewGeneration, Shutdown, Step, ToStage
 from ppengine.stage.generations import Generations
 
 _LINGER_MS = 1000
@@ -39,6 +39,8 @@ class CoreLink:
         self._shutdown = False
         self.edges: dict[str, EdgeAddress] = {}
         """Addresses of edges by name, as far as this stage has asked."""
+        self.late_masks: dict[int, list[Mask]] = {}
+        """Masks that came behind their steps, by step, until they are taken."""
 
     @property
     def leaving(self) -> bool:
@@ -57,6 +59,9 @@ class CoreLink:
             message = self._codec.decode(self._socket.recv())
             if isinstance(message, Step) and message.generation == self._generations.current:
                 steps.append(message)
+            elif isinstance(message, LateMasks):
+                if message.generation == self._generations.current:
+                    self.late_masks[message.number] = message.masks
             elif isinstance(message, EdgeAddress):
                 self.edges[message.name] = message
             elif isinstance(message, Shutdown):

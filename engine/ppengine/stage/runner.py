@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
-from ppengine.protocol.steps import Mapped, Move, MoveKind, Register, Retired, Step
+from ppengine.protocol.steps import Mapped, Mask, Move, MoveKind, Register, Retired, Step
 from ppengine.stage.backends.base import ActivationReceiver, EdgeEnd, Ends, KvCache, Sender, SwapSpace
 from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
@@ -32,6 +32,10 @@ def _never() -> bool:
     return False
 
 
+def _no_masks(number: int) -> list[Mask]:
+    raise ValueError(f"step {number} has masks that come later, and nothing brings them")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerParts:
     """Everything that a runner of one generation is made of."""
@@ -50,6 +54,8 @@ class RunnerParts:
     group: RankGroup = field(default_factory=LoneRank)
     over: Callable[[], bool] = _never
     """Returns whether the generation is over: then no device is waited for any more."""
+    late_masks: Callable[[int], list[Mask]] = _no_masks
+    """Waits for the masks that come behind a step."""
 
 
 class Runner(ABC):
@@ -64,6 +70,7 @@ class Runner(ABC):
         self._ring = parts.ring
         self._checks = parts.checks
         self._group = group = parts.group
+        self._late_masks = parts.late_masks
         self._receiver, self._sender, self._token_sender, self._tokens = parts.ends
         ends: tuple[EdgeEnd | None, ...] = (
             self._receiver, self._tokens, self._sender, self._token_sender, group if group.size > 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ppkernels.sampling import sample
 from ppkernels.sampling_inputs import Adjustment, SamplingInputs
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.models.group import ALONE, Group
-from ppengine.protocol.steps import Register, Sampled, Step
+from ppengine.protocol.steps import Mask, Register, Sampled
 from ppengine.stage.candidates import sample_split
 from ppengine.stage.token_history import TokenHistory, adjustment_of
 
@@ -61,9 +61,9 @@ def sample_rows(
     return output.tokens, sampled
 
 
-def masks_by_slot(step: Step) -> dict[int, bytes]:
-    """Return the masks of a step's constrained rows."""
-    return {slot: mask.bits for mask in step.masks for slot in mask.slots}
+def masks_by_slot(masks: Iterable[Mask]) -> dict[int, bytes]:
+    """Return the masks of constrained rows."""
+    return {slot: mask.bits for mask in masks for slot in mask.slots}
 
 
 def _adjustments(rows: list[Register], positions: list[int], history: TokenHistory) -> dict[int, Adjustment]:

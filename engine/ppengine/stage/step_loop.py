@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from ppengine.common.ring import Gauge, Kind
-from ppengine.protocol.steps import Step
+from ppengine.protocol.steps import Mask, Step
 from ppengine.stage.core_link import CoreLink
 from ppengine.stage.generations import Generations
 from ppengine.stage.pending_step import Pending
@@ -35,6 +35,7 @@ class StepLoop:
         self._generations = generations
         self._inbox: deque[Step] = deque()
         self._pending: deque[Pending] = deque()
+        link.late_masks.clear()
 
     def run(self) -> None:
         """Execute steps until the generation is over or the stage must end. Raises errors of steps and neighbours."""
@@ -49,6 +50,22 @@ class StepLoop:
             return False
         time.sleep(_GLANCE_S)
         return True
+
+    def late_masks(self, number: int) -> list[Mask]:
+        """Wait for the masks that come behind step `number`, and acknowledge finished work meanwhile.
+
+        Masks follow from tokens of the steps before. Raises SupersededError, PeerLostError.
+        """
+        masks = self._link.late_masks
+        while number not in masks:
+            if self._link.over():
+                raise SupersededError(f"step {number} waited for its masks")
+            self._retire()
+            self._take(0 if self._pending else POLL_MS)
+            if self._pending:
+                self._runner.check_neighbours()
+                time.sleep(_GLANCE_S)
+        return masks.pop(number)
 
     def _execute(self, step: Step) -> None:
         ring, number = self._ring, step.number

@@ -123,7 +123,10 @@ class StageWorker:
         self._ring.phase(Phase.MEET)
         try:
             # The loop exists before any message is waited for.
-            runner = boot.connect(loaded, generation, self._book(generation), self._link.over, lambda: loop.meanwhile())
+            runner = boot.connect(
+                loaded, generation, self._book(generation), self._link.over, lambda: loop.meanwhile(),
+                lambda number: loop.late_masks(number),
+            )  # fmt: skip
         except SupersededError:
             return
         except PeerLostError as error:

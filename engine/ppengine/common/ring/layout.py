@@ -54,6 +54,8 @@ class Kind(IntEnum):
     """Waits for the part of another rank of the stage, `peer`; `detail` is the call site (`common.groups.site`)."""
     ALL_GATHER = 19
     """The same, for its columns."""
+    MASK = 20
+    """Waits for masks that come behind their step, from the core."""
 
 
 class Phase(IntEnum):

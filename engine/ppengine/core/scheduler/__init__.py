@@ -4,7 +4,7 @@ A request passes through these parts of `Scheduler`:
 
 - `admission` refuses a request that can never fit
 - `queues` keep its place: waiting, swapped, held or running
-- `batcher` chooses the rows of a step
+- `batcher` chooses the rows of a step; `masks` come with it or behind it
 - `blocks` assign device and host blocks; `blocks.copies` fill the host cache and load from it
 - `steps` number the steps and keep the draft and the unretired ones
 - `retirement` takes sampled tokens and ends requests

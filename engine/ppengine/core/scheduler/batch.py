@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
+from ppengine.core.scheduler.masks import Masks
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence
-from ppengine.core.scheduler.step_log import StepLog, add_mask
+from ppengine.core.scheduler.step_log import StepLog
 from ppengine.protocol.snapshot import Why
 from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, Row
 
@@ -25,6 +26,7 @@ class Batcher:
     _blocks: BlockTables
     _queues: RequestQueues
     _fences: Fences
+    _masks: Masks
     _forkable: list[Request] = field(init=False, default_factory=list)
     _rows: list[Row] = field(init=False, default_factory=list)
     _budget: int = field(init=False, default=0)
@@ -89,8 +91,10 @@ class Batcher:
             left -= 1
             request = ready.pop()
             request.queued = False
+            if request.constrained and not request.may_sample(max_pending):
+                continue  # It was queued when its masks still came in time.
             start = request.num_computed
-            end = request.num_tokens if request.constrained else start + 1
+            end = request.num_tokens if request.constrained and not request.pending else start + 1
             if end - start > budget:
                 queues.put_prefilling(request)
                 continue
@@ -114,7 +118,7 @@ class Batcher:
             rows.append(Row(request.slot, start, end - start, True, token))  # type: ignore[arg-type]  # running has a slot
             entries.append((request, end, True))
             if request.constrained:
-                add_mask(record.masks, request)
+                self._masks.add(request)
             if request.may_sample(max_pending) and len(outputs) + request.pending < request.max_tokens:
                 again.append(request)
         for request in reversed(self.starved):
@@ -212,9 +216,9 @@ class Batcher:
             if request.followers:
                 self._forkable.append(request)
         if sample:
-            if request.constrained:
-                add_mask(draft.masks, request)
             request.pending = 1
+            if request.constrained:
+                self._masks.add(request)
             self._queues.leave(request)
             request.last_step = draft.number
             self._queues.resume(request)

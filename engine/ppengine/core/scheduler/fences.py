@@ -231,7 +231,7 @@ class Fences:
         Its fence is applied now. A swap has nothing left to copy and becomes a recompute.
         """
         request.in_flight.clear()
-        request.pending = 0
+        request.pending = request.late_step = 0
         self.let_go(request)
         if not request.finished:
             request.begin_phase("restart", self._clock(), why)

@@ -103,7 +103,11 @@ class Request:
     constrained: bool = field(init=False)
     """Whether its output follows a grammar, so that each token needs a mask."""
     mask: bytes | None = None
-    """Mask of its next token; None: it has not come. A token that was sampled with it ends it."""
+    """Mask of the token behind its outputs; None: it has not come. Its next output ends it."""
+    ahead: bool = False
+    """Whether a constrained one may be scheduled before the mask of its row has come."""
+    late_step: int = 0
+    """Step of its row whose mask has not come; 0: there is none."""
     registered: int = 0
     """Tokens that the stages know since its last start."""
     digests: list[bytes] = field(default_factory=list)
@@ -119,10 +123,14 @@ class Request:
         self.constrained = self.sampling.structured_outputs is not None
 
     def may_sample(self, most_pending: int) -> bool:
-        """Return whether another token of it may be scheduled. A constrained one is never scheduled ahead."""
-        if self.constrained:
-            return self.mask is not None and not self.pending
-        return self.pending < most_pending
+        """Return whether another token of it may be scheduled. One mask at most is outstanding for its rows."""
+        if not self.constrained:
+            return self.pending < most_pending
+        if self.late_step:
+            return False
+        if not self.pending:
+            return self.mask is not None or self.ahead
+        return self.ahead and self.mask is not None and self.pending < most_pending
 
     @property
     def scores_prompt(self) -> bool:

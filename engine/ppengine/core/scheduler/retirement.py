@@ -44,15 +44,21 @@ class StepRetirer:
         answers = iter(sampled)
         for request, end, samples in record.rows:
             request.in_flight.remove(number)
+            dropped = record.dropped.get(request) if record.dropped else None
             # An aborted request takes no token any more, so its last blocks have no digest.
-            known = min(end, request.num_tokens)
+            known = min(end - 1 if dropped else end, request.num_tokens)
             if request.num_entered < known // size and request.blocks and not request.finished:
                 self._blocks.enter(request, known)
             if samples:
                 answer = next(answers)
-                request.pending -= 1
-                if request.fence is None or not request.fence.final:
-                    self._take_token(request, answer, result)
+                if dropped is None:
+                    request.pending -= 1
+                    if request.fence is None or not request.fence.final:
+                        self._take_token(request, answer, result)
+                elif dropped:
+                    request.pending -= 1
+                    request.num_computed -= 1
+                    request.late_step = 0
             if request.fence is not None or request.finished:
                 self._go_on(request)
             elif not request.queued and request.pending < max_pending:

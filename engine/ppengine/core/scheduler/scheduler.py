@@ -13,6 +13,7 @@ from ppengine.core.scheduler.block_pool_resize import BlockPoolResize
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.fences import Fences
+from ppengine.core.scheduler.masks import Masks
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.retirement import Retirement, StepRetirer
@@ -54,8 +55,9 @@ class Scheduler:
         self.admission = Admission(config, self.blocks, self.queues, clock, max_model_len, eos_token_ids)
         self.actions = RequestActions(config, self.blocks, self.queues, self.fences)
         self.resize = BlockPoolResize(self.steps, self.blocks, self.queues, self.fences, max_model_len)
-        self.batcher = Batcher(config, stages, self.steps, self.blocks, self.queues, self.fences)
         self.retirement = StepRetirer(self.blocks, self.queues, self.fences)
+        self.masks = Masks(self.steps, self.queues, self.retirement)
+        self.batcher = Batcher(config, stages, self.steps, self.blocks, self.queues, self.fences, self.masks)
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue the samples of one prompt: all of them, or none.

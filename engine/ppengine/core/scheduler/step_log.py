@@ -58,6 +58,12 @@ class StepRecord:
     """Slots that it releases."""
     masks: dict[bytes, list[int]] = field(default_factory=dict)
     """Slots of its rows that sample and are constrained, by mask."""
+    late: dict[Request, int] = field(default_factory=dict)
+    """Slots of such rows whose masks have not come."""
+    late_masks: dict[bytes, list[int]] = field(default_factory=dict)
+    """Slots of such rows whose masks came after it was sent, by mask."""
+    dropped: dict[Request, bool] = field(default_factory=dict)
+    """Requests whose sample is dropped, and whether the token before it must be computed again."""
     given: list[list[int]] = field(default_factory=list)
     """Input tokens of its rows that the stages do not know, in row order."""
     prefill_tokens: int = 0
@@ -198,6 +204,7 @@ class StepLog:
             rows=rows,
             checks=checks,
             masks=[Mask(slots, bits) for bits, slots in self.draft.masks.items()],
+            late=list(self.draft.late.values()),
             given=self.draft.given,
         )
         self.unretired.append(self.draft)
@@ -239,13 +246,6 @@ class StepLog:
     def pins(self) -> Counter[int]:
         """Return the number of references that copies in unretired steps keep on each block."""
         return Counter(block for record in [*self.unretired, self.draft] for block in record.pinned)
-
-
-def add_mask(masks: dict[bytes, list[int]], request: Request) -> None:
-    """Add the mask of a constrained request that is scheduled. Raises ValueError if it has none."""
-    if request.slot is None or request.mask is None:
-        raise ValueError(f"{request.id} is scheduled without a slot or a mask")
-    masks.setdefault(request.mask, []).append(request.slot)
 
 
 def _adjustments(sampling: SamplingParams) -> Adjustments:

@@ -22,7 +22,7 @@ from ppengine.stage.token_history import TokenHistory
 
 # Plain integers: with cold caches, looking up a member of an enum costs as much as the record.
 _RECEIVE, _EMBED, _FORWARD = Kind.RECEIVE.value, Kind.EMBED.value, Kind.FORWARD.value
-_HEAD, _SAMPLE = Kind.HEAD.value, Kind.SAMPLE.value
+_HEAD, _MASK, _SAMPLE = Kind.HEAD.value, Kind.MASK.value, Kind.SAMPLE.value
 
 
 class CpuRunner(Runner):
@@ -64,7 +64,7 @@ class CpuRunner(Runner):
         if self._checks.looks_for_non_finite:
             self._finite.look(number, plan, hidden, out)
         if self._model.last:
-            self._finish(number, plan, out, masks_by_slot(step), pending)
+            self._finish(step, plan, out, pending)
             return
         if self._sender is not None:
             out = out.contiguous()
@@ -83,10 +83,9 @@ class CpuRunner(Runner):
         ids = torch.from_numpy(self._state.input_ids(plan, on_device))
         return self._model.embed(ids, plan.batch.positions)
 
-    def _finish(
-        self, number: int, plan: Plan, hidden: Tensor, masks: dict[int, bytes], pending: Pending
-    ) -> None:  # fmt: skip
+    def _finish(self, step: Step, plan: Plan, hidden: Tensor, pending: Pending) -> None:
         """Sample on the last stage, and pass the tokens to the first one."""
+        number, masks = step.number, step.masks
         for some in positions_of(plan, self._state):
             self._ring.part(_HEAD, number, -1, len(some.targets))
             found = scores_of(some, score(some, hidden, self._model.whole_logits))
@@ -100,11 +99,21 @@ class CpuRunner(Runner):
         logits = self._model.logits(wanted)
         if self._checks.looks_for_non_finite:
             self._finite.look_at_logits(number, plan, logits)
+        if step.late:
+            self._ring.part(_MASK, number, -1, len(step.late))
+            masks = masks + self._late_masks(number)
         self._ring.part(_SAMPLE, number, -1, rows)
         slots, positions = plan.sampled_slots, plan.ends[plan.sampled]
         requests, history, model = self._state.requests, self._history, self._model
         tokens, sampled = sample_rows(
-            logits, requests, history, slots.tolist(), positions.tolist(), model.shard, model.group, masks
+            logits,
+            requests,
+            history,
+            slots.tolist(),
+            positions.tolist(),
+            model.shard,
+            model.group,
+            masks_by_slot(masks),
         )
         if self._token_sender is not None:
             self._token_sender.sampled(number, tokens)

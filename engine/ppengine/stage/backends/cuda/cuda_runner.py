@@ -27,7 +27,7 @@ from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, R
 from ppengine.stage.backends.cuda.chunk_graphs import ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
 from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
-from ppengine.stage.backends.cuda.device_timing import DeviceTimer
+from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
@@ -142,12 +142,20 @@ class CudaRunner(Runner):
                 out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
             if last and len(plan.sampled):
                 work.sampling()
+                if step.late:
+                    self._add_late_masks(step, work)
                 self._sample(step, plan, out, slots, positions, pending)
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
             self._sender.checksum = self.buffers.sums.make(out) if self._checks.checksum else 0
             self._sender.send(number, out, pending)
+
+    def _add_late_masks(self, step: Step, work: TimedWork) -> None:
+        """Wait for the masks that come behind a step while the device computes its layers, or idles behind them."""
+        with self._ring.operation(Kind.MASK, step.number, size=len(step.late)):
+            step.masks = step.masks + self._late_masks(step.number)
+        work.goes_on()
 
     def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""
@@ -245,7 +253,7 @@ class CudaRunner(Runner):
             if newest is None:
                 newest = buffers.latest
             with compute.doing("sampling"):
-                masks = masks_by_slot(step)
+                masks = masks_by_slot(step.masks)
                 rows = {row: masks[slot] for row, slot in enumerate(order) if slot in masks}
                 allowed = masked(logits, rows) if rows else logits
                 if adjusts:

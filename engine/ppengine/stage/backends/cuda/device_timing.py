@@ -34,14 +34,15 @@ class TimedWork:
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
-        self._begun, self._through, self._ended = (
+        self._begun, self._through, self._again, self._ended = (
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(3)
+            for _ in range(4)
         )
 
     def take(self, stream: Stream, step: int, tokens: int, context: int) -> None:
         """Become the work of another step."""
         self._stream, self._labels, self._samples = stream, (step, tokens, context), False
+        self._waited = False
         self._end = Event("step", self._ended, stream.order.ledger)
 
     def __enter__(self) -> None:
@@ -51,6 +52,11 @@ class TimedWork:
         """Note that layers and head are launched: the rest of the block samples."""
         self._through.record(self._stream.raw)
         self._samples = True
+
+    def goes_on(self) -> None:
+        """Note that launches go on, behind layers and head: the time since then is not work."""
+        self._again.record(self._stream.raw)
+        self._waited = True
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -67,7 +73,10 @@ class TimedWork:
     def publish(self) -> None:
         """Write it into the ring as ended now, and free it for another step; it must be done."""
         over_ns, (step, tokens, context) = time.monotonic_ns(), self._labels
-        begun_ns = over_ns - _elapsed_ns(self._begun, self._ended)
+        work_ns = _elapsed_ns(self._begun, self._ended)
+        if self._waited:
+            work_ns -= _elapsed_ns(self._through, self._again)
+        begun_ns = over_ns - work_ns
         through_ns = begun_ns + _elapsed_ns(self._begun, self._through) if self._samples else over_ns
         self._timer.ring.begin(
             Kind.ON_DEVICE,

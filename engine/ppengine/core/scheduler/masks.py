@@ -1,0 +1,99 @@
+"""Masks of constrained rows: in their step, or behind it if the grammar process still computes them.
+
+A row that waits for its mask is late. The stages compute it meanwhile, and the last one samples when the masks of all
+late rows of its step are there. So a request has one late row at most: the mask behind it depends on its token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.request_queues import RequestQueues
+from ppengine.core.scheduler.retirement import Retirement, StepRetirer
+from ppengine.core.scheduler.step_log import StepLog, StepRecord
+from ppengine.protocol.steps import LateMasks, Mask
+
+
+@dataclass(eq=False)
+class Masks:
+    """Adds masks to steps, and makes the messages with those that come later."""
+
+    _steps: StepLog
+    _queues: RequestQueues
+    _retirer: StepRetirer
+    _complete: list[LateMasks] = field(init=False, default_factory=list)
+
+    def add(self, request: Request) -> None:
+        """Add the mask of a row of the draft that samples, or note that it is late. Its sample is pending already.
+
+        Raises ValueError for a request without a slot.
+        """
+        draft = self._steps.draft
+        if request.slot is None:
+            raise ValueError(f"{request.id} is scheduled without a slot")
+        if request.mask is not None and request.pending == 1:
+            draft.masks.setdefault(request.mask, []).append(request.slot)
+        else:
+            draft.late[request] = request.slot
+            request.late_step = draft.number
+
+    def take(self, request: Request, mask: bytes, forced: Sequence[int], result: Retirement) -> None:
+        """Take the mask of the token behind the outputs of a request and behind those that its grammar forces.
+
+        Forced tokens go into `result`. A late row samples the first of them for nothing.
+        """
+        if forced:
+            self._drop(request)
+            self._retirer.take_forced(request, forced, result)
+            if request.finished:
+                return
+        request.mask = mask
+        if (record := self._late(request)) is not None:
+            record.late_masks.setdefault(mask, []).append(record.late.pop(request))
+            request.late_step = 0
+            self._end(record)
+        self._queues.resume(request)
+
+    def give_up(self, request: Request) -> None:
+        """Let the step of a late row go on without its mask, and schedule the request behind its masks from now on.
+
+        The token before its sample is computed again, once the step has retired.
+        """
+        request.ahead = False
+        if (record := self._late(request)) is not None:
+            del record.late[request]
+            record.dropped[request] = True
+            self._end(record)
+
+    def complete(self) -> list[LateMasks]:
+        """Return the messages that are complete since the last call, for the last stage."""
+        for record in self._steps.unretired:
+            # The token before may have been dropped, and no mask behind it is asked for.
+            for request in [one for one in record.late if one.fence is not None and one.fence.final]:
+                self._drop(request)
+        complete, self._complete = self._complete, []
+        return complete
+
+    def _drop(self, request: Request) -> None:
+        """Drop the sample of a late row: its token is known, or its request ends."""
+        if (record := self._late(request)) is not None:
+            del record.late[request]
+            record.dropped[request] = False
+            request.pending -= 1
+            request.late_step = 0
+            self._end(record)
+
+    def _late(self, request: Request) -> StepRecord | None:
+        """Return the step with a late row of a request; None if there is none, or its mask was given up."""
+        if not request.late_step:
+            return None
+        records = (record for record in self._steps.unretired if record.number == request.late_step)
+        return next((record for record in records if request in record.late), None)
+
+    def _end(self, record: StepRecord) -> None:
+        if not record.late:
+            masks = [Mask(slots, bits) for bits, slots in record.late_masks.items()]
+            self._complete.append(LateMasks(self._steps.generation, record.number, masks))
+            record.late_masks = {}
