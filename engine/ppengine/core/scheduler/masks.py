@@ -25,6 +25,11 @@ class Masks:
     _retirer: StepRetirer
     _complete: list[LateMasks] = field(init=False, default_factory=list)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the oldest micro-batch in flight lacks masks."""
+        return next((bool(record.late) for record in self._steps.unretired if record.rows), False)
+
     def add(self, request: Request) -> None:
         """Add the mask of a row of the draft that samples, or note that it is late. Its sample is pending already.
 

@@ -43,6 +43,7 @@ class Scheduler:
         """Whether steps get no rows. Copies of earlier actions still go out."""
         self.paused_by = ""
         """Author of the newest pause; empty while there is none."""
+        self._stages = stages
         self.depth = stages + config.schedule_ahead
         """Upper limit of micro-batches in flight."""
         self.steps = StepLog()
@@ -81,11 +82,20 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Return the next step; None if nothing can run or enough steps are in flight."""
         self.resize.advance()
-        full = self.steps.micro_batches >= self.depth
-        rows = [] if self.paused or full else self.batcher.fill()
+        rows = [] if self.paused or self.full else self.batcher.fill()
         if self.blocks.copies is not None:
             self._add_copies(self.blocks.copies, rows)
         return self.steps.emit(rows) if rows or self.steps.urgent else None
+
+    @property
+    def full(self) -> bool:
+        """Whether enough micro-batches are in flight.
+
+        One behind as many as there are stages begins when the oldest of them has sampled. So it waits for the masks of
+        that one: its rows would otherwise leave those out whose masks come a moment later.
+        """
+        flying = self.steps.micro_batches
+        return flying >= self.depth or (flying >= self._stages and self.masks.awaited)
 
     def _add_copies(self, copies: CacheCopies, rows: list[Row]) -> None:
         """Add copies of the host cache to the draft, which is sent without them if it has `rows` or is urgent.

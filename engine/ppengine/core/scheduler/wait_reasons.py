@@ -47,7 +47,7 @@ def _running(scheduler: Scheduler, request: Request) -> Why | None:
         have = max(scheduler.blocks.device.available, 0)
         return Why(code="blocks", need=1, have=have, text=f"needs 1 more block, has {have}")
     flying = scheduler.steps.micro_batches
-    if flying >= scheduler.depth:
+    if scheduler.full:
         return Why(code="turn", need=1, have=0, text=f"its turn comes after {flying} micro-batches in flight")
     return None
 
