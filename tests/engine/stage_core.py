@@ -25,6 +25,7 @@ from ppengine.protocol.steps import (
     ControlPong,
     Drained,
     FromStage,
+    LateMasks,
     Mapped,
     Move,
     NewGeneration,
@@ -176,6 +177,10 @@ class FakeCore:
         """Send `step` to every stage."""
         for stage in self.children:
             self._socket.send_multipart([f"s{stage}.0".encode(), encode(step)])
+
+    def masks(self, message: LateMasks) -> None:
+        """Send masks that come behind their step, or before it, to the last stage."""
+        self._socket.send_multipart([f"s{self.stages - 1}.0".encode(), encode(message)])
 
     def restart(self, stage: int) -> None:
         """Begin a generation as the core does it after the loss of `stage`, and wait until all have met."""

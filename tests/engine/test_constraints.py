@@ -123,6 +123,19 @@ def test_a_process_that_does_not_answer_is_replaced(world: GrammarWorld, texts: 
     assert world.ended(*NAMES) == texts
 
 
+def test_free_requests_go_on_while_the_process_does_not_answer(world: GrammarWorld, texts: list[str]) -> None:
+    begun(world)
+    stopped = world.process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    world.until(lambda: any(step.late for step in world.steps), "a step waits for masks", retires=False)
+    world.add(SamplingParams(max_tokens=30, ignore_eos=True), nonce=2, names=["free"])
+    world.until(lambda: world.reason("free"), "the free one ends")
+    assert world.process.pid == stopped and world.reason("r2") is None
+    assert not world.scheduler.queues.requests["r2"].ahead
+    world.now += grammar_process.ANSWER_S + 1
+    assert world.ended(*NAMES) == texts
+
+
 def test_preempted_requests_go_on_with_the_same_tokens(shared: GrammarWorld, texts: list[str]) -> None:
     names = [f"p{index}" for index in range(len(FORMS))]
     shared.add(*FORMS, nonce=2, names=names)
