@@ -1,8 +1,10 @@
-"""Tokens that a grammar forces: one answer gives what masks alone would give, one after another."""
+"""Tokens that a grammar forces, as masks alone would give them, and masks that use classes of tokens."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Iterator
 from itertools import count
 
 import hypothesis.strategies as st
@@ -10,7 +12,8 @@ import msgspec
 import pytest
 from grammar_world import EOS, MODEL, TOKENIZER
 from hypothesis import HealthCheck, given, settings
-from ppengine.grammar.matchers import GrammarError, Matchers
+from llguidance import LLInterpreter, LLTokenizer, grammar_from
+from ppengine.grammar.matchers import SLICES, GrammarError, Matchers
 from ppengine.protocol.grammar_messages import Question
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -46,12 +49,35 @@ GRAMMARS = st.builds(
     lambda texts: Grammar("lark", f"start: ({' | '.join(msgspec.json.encode(text).decode() for text in texts)})+"),
     st.lists(TEXT, min_size=1, max_size=4),
 )  # fmt: skip
+LONG = st.one_of(
+    st.builds(
+        lambda letters, most: Grammar("regex", f"[{letters}]{{1,{most}}}"),
+        st.sampled_from(["a-zA-Z ,.", "a-zA-Z ", "a-z", "^,", "^\"", r"\w ", "A-Za-z0-9é"]), st.integers(1, 50),
+    ),
+    st.builds(
+        lambda least, more, fields, whitespace: Grammar("json", json.dumps({
+            "type": "object", "additionalProperties": {"type": "string", "minLength": least, "maxLength": least + more},
+            "maxProperties": fields}), whitespace),
+        st.integers(0, 20), st.integers(1, 40), st.integers(1, 2), st.sampled_from(["", None]),
+    ),
+    st.sampled_from([
+        Grammar("json", '{"type": "string"}'), Grammar("lark", 'start: "a" /[^\\n]{1,40}/ "\\n" /[a-z ]+/'),
+    ]),
+)  # fmt: skip
 _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
 def matchers() -> Matchers:
     return Matchers(MODEL, 2048, [EOS])
+
+
+@pytest.fixture(scope="module")
+def walking() -> Iterator[Matchers]:
+    """Matchers without classes of tokens, which walk all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ppengine.grammar.matchers.SLICES", [])
+        yield Matchers(MODEL, 2048, [EOS])
 
 
 def compiled(matchers: Matchers, grammar: Grammar) -> bool:
@@ -131,3 +157,46 @@ def test_a_limit_cuts_what_is_forced_and_held_tokens_are_not(matchers: Matchers)
     assert Output(matchers, grammar).ask([], len(whole) - 1) == (whole[:-1], [EOS])
     answers = matchers.answers([Question(5, next(_numbers), grammar, whole[:-1], [EOS], 64)])
     assert not answers.answers[0].forced and allowed(answers.masks[0]) == [EOS], "a held token is not forced"
+
+
+@SETTINGS
+@given(grammar=LONG | GRAMMARS, seed=st.integers(0, 2**32))
+def test_classes_of_tokens_leave_each_mask_as_it_is(
+    matchers: Matchers, walking: Matchers, grammar: Grammar, seed: int
+) -> None:
+    draw = random.Random(seed)
+    assert compiled(matchers, grammar) == compiled(walking, grammar)
+    if matchers.lacks(Question(1, 0, grammar, [], [], 0)):
+        return
+    one, other = Output(matchers, grammar), Output(walking, grammar)
+    new: list[int] = []
+    for _ in range(20):
+        forced, masks = one.ask(new, 64)
+        assert (forced, masks) == other.ask(new, 64)
+        new = [draw.choice(masks)]
+        if EOS in new or EOS in forced:
+            return
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        grammar_from("regex", "[a-zA-Z ,.]{40,60}"),
+        grammar_from("regex", "[^,]{1,20}"),
+        grammar_from("regex", "[A-Za-z0-9 ]{30}"),
+        grammar_from("json_schema", '{"type": "string", "minLength": 1, "maxLength": 16}'),
+    ],
+)
+def test_a_class_of_tokens_spares_most_of_the_walk(grammar: str) -> None:
+    file = str(MODEL / "tokenizer.json")
+    walked = []
+    for slices in (SLICES, []):
+        tokenizer = LLTokenizer(file, n_vocab=2048, eos_token=EOS, slices=slices)
+        interpreter = LLInterpreter(tokenizer, grammar, log_level=0)
+        interpreter.start_without_prompt()
+        if "maxLength" in grammar:
+            interpreter.compute_mask()
+            interpreter.commit_token(TOKENIZER.encode('"')[0])
+        _, text = interpreter.compute_mask()
+        walked.append(json.loads(text)["progress"][0]["stats"]["trie_nodes_walked"])
+    assert walked[0] * 2 < walked[1]
