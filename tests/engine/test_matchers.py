@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces, as masks alone would give them, and masks that use classes of tokens."""
+"""Tokens that a grammar forces, as masks alone would give them, and masks that are taken from others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from grammar_world import EOS, MODEL, TOKENIZER
 from hypothesis import HealthCheck, given, settings
 from llguidance import LLInterpreter, LLTokenizer, grammar_from
-from ppengine.grammar.matchers import SLICES, GrammarError, Matchers
+from ppengine.grammar import matchers as matchers_module
+from ppengine.grammar.matchers import FIRST_MOST, SLICES, GrammarError, Matchers
 from ppengine.protocol.grammar_messages import Question
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -161,18 +162,18 @@ def test_a_limit_cuts_what_is_forced_and_held_tokens_are_not(matchers: Matchers)
 
 @SETTINGS
 @given(grammar=LONG | GRAMMARS, seed=st.integers(0, 2**32))
-def test_classes_of_tokens_leave_each_mask_as_it_is(
+def test_classes_of_tokens_and_kept_masks_change_none(
     matchers: Matchers, walking: Matchers, grammar: Grammar, seed: int
 ) -> None:
     draw = random.Random(seed)
     assert compiled(matchers, grammar) == compiled(walking, grammar)
     if matchers.lacks(Question(1, 0, grammar, [], [], 0)):
         return
-    one, other = Output(matchers, grammar), Output(walking, grammar)
+    one, twin, other = (Output(each, grammar) for each in (matchers, matchers, walking))
     new: list[int] = []
     for _ in range(20):
         forced, masks = one.ask(new, 64)
-        assert (forced, masks) == other.ask(new, 64)
+        assert (forced, masks) == other.ask(new, 64) == twin.ask(new, 64), "the twin has kept masks"
         new = [draw.choice(masks)]
         if EOS in new or EOS in forced:
             return
@@ -200,3 +201,64 @@ def test_a_class_of_tokens_spares_most_of_the_walk(grammar: str) -> None:
         _, text = interpreter.compute_mask()
         walked.append(json.loads(text)["progress"][0]["stats"]["trie_nodes_walked"])
     assert walked[0] * 2 < walked[1]
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the number of masks that llguidance computes, a number a call."""
+    real, numbers = matchers_module.fill_next_token_bitmask_par, []
+
+    def fill(executor, good, masks) -> None:
+        numbers.append(len(good))
+        real(executor, good, masks)
+
+    monkeypatch.setattr(matchers_module, "fill_next_token_bitmask_par", fill)
+    return numbers
+
+
+NAMED = Grammar("json", json.dumps({
+    "type": "object", "properties": {"n": {"type": "integer"}, "name": {"type": "string", "maxLength": 12}},
+    "required": ["n", "name"], "additionalProperties": False,
+}), "")  # fmt: skip
+NUMBERS = [[token] for token in TOKENIZER.encode("123456789")]
+assert len(NUMBERS) == 9
+
+
+def named(matchers: Matchers, number: list[int]) -> tuple[Output, list[int]]:
+    """Return an output behind the quote of its name, and the tokens that may follow."""
+    output = Output(matchers, NAMED)
+    output.ask([], 64)
+    for token in number:
+        output.ask([token], 64)
+    return output, output.ask(TOKENIZER.encode(","), 64)[1]
+
+
+def test_the_first_free_mask_is_computed_once_for_the_same_tokens(matchers: Matchers, computed: list[int]) -> None:
+    assert compiled(matchers, NAMED)
+    first, masks = named(matchers, NUMBERS[0])
+    assert len(masks) > 2048 / 2
+    computed.clear()
+    second, again = named(matchers, NUMBERS[0])
+    assert again == masks
+    assert sum(computed) == 2, "those of the beginning and of the number, which are small"
+    _, other = named(matchers, NUMBERS[1])
+    assert other == masks and sum(computed) == 5, "other tokens"
+    computed.clear()
+    token = TOKENIZER.encode("king")[:1]
+    assert second.ask(token, 64) == first.ask(token, 64)
+    assert computed == [1, 1], "behind the first free choice each output has its own"
+    assert compiled(matchers, NAMED)
+    computed.clear()
+    assert named(matchers, NUMBERS[0])[1] == masks
+    assert sum(computed) == 3, "the masks go with the compiled grammar"
+
+
+def test_a_grammar_keeps_few_masks(matchers: Matchers, computed: list[int]) -> None:
+    assert compiled(matchers, NAMED)
+    numbers = [one + other for one in NUMBERS for other in NUMBERS][: FIRST_MOST + 1]
+    for number in numbers:
+        named(matchers, number)
+    for number, needed in ((numbers[-1], 3), (numbers[0], 4)):
+        computed.clear()
+        named(matchers, number)
+        assert sum(computed) == needed

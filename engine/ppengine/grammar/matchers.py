@@ -26,6 +26,10 @@ SLICES = [*(_JSON + length for length in ("{1,10}", "{1,15}", "{1,30}", "+")),
 
 A class costs some 0.3 µs of a mask that it does not help. Masks are the same with any list.
 """
+FREE_SHARE = 64
+"""A choice is free if its mask allows more than one token in 64. Such a mask is often slow."""
+FIRST_MOST, FIRST_BEHIND = 16, 64
+"""Masks of first free choices that are kept with a grammar, 16 kB each with 128k tokens; tokens in front of one."""
 LIMITS, REGEX_LIMITS = (
     LLParserLimits(
         initial_lexer_fuel=fuel, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
@@ -43,12 +47,27 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; one line."""
 
 
+class _Compiled(NamedTuple):
+    """A matcher at the beginning of a text, and masks of first free choices by the tokens in front of them."""
+
+    matcher: LLMatcher
+    first: dict[tuple[int, ...], NDArray[np.int32]]
+
+
+class _Beginning(NamedTuple):
+    """The grammar and all tokens of an output that has had no free choice. Outputs that share both share a mask."""
+
+    compiled: _Compiled
+    tokens: list[int]
+
+
 class _Output(NamedTuple):
     """A question, and its matcher behind the tokens that must follow."""
 
     question: Question
     matcher: LLMatcher
     forced: list[int]
+    beginning: _Beginning | None
 
 
 class Matchers:
@@ -59,8 +78,9 @@ class Matchers:
         self._tokenizer = LLTokenizer(file, n_vocab=vocabulary, eos_token=eos, slices=SLICES)
         self._vocabulary, self._eos = vocabulary, eos
         self._executor = LLExecutor(threads)
-        self._grammars: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._grammars: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
+        self._beginnings: dict[int, _Beginning] = {}
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Return a matcher at the beginning of a text; any thread may call it. Raises GrammarError."""
@@ -86,7 +106,7 @@ class Matchers:
 
     def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         """Keep a compiled grammar."""
-        self._grammars[grammar] = matcher
+        self._grammars[grammar] = _Compiled(matcher, {})
         if len(self._grammars) > KEPT_MOST:
             self._grammars.popitem(last=False)
 
@@ -100,39 +120,68 @@ class Matchers:
         outputs = [self._advanced(question) for question in questions]
         self._fill(outputs, masks)
         counts = np.bitwise_count(masks).sum(1, dtype=np.int64).tolist()
+        self._keep_first(outputs, masks, counts)
         distinct: dict[bytes, int] = {}
         found = zip(outputs, masks, counts, strict=True)
         return Answers([self._answer(*each, distinct) for each in found], list(distinct))
 
     def _fill(self, outputs: list[_Output], masks: NDArray[np.int32]) -> None:
-        good = [(one.matcher, row) for row, one in enumerate(outputs) if not one.matcher.is_error()]
+        """Write the mask of each output that has no error, kept or computed."""
+        good: list[tuple[LLMatcher, int]] = []
+        for row, (_, matcher, _, beginning) in enumerate(outputs):
+            if matcher.is_error():
+                continue
+            if beginning and (kept := beginning.compiled.first.get(tuple(beginning.tokens))) is not None:
+                masks[row] = kept
+            else:
+                good.append((matcher, row))
         if good:
             fill_next_token_bitmask_par(self._executor, good, masks)
+
+    def _keep_first(self, outputs: list[_Output], masks: NDArray[np.int32], counts: list[int]) -> None:
+        """Keep masks that are the first free choice of an output; behind it, outputs differ."""
+        for row, (question, matcher, _, beginning) in enumerate(outputs):
+            if beginning is None:
+                continue
+            free = counts[row] * FREE_SHARE > self._vocabulary
+            if free and not matcher.is_error():
+                first, tokens = beginning.compiled.first, tuple(beginning.tokens)
+                if tokens not in first:
+                    first[tokens] = masks[row].copy()
+                    if len(first) > FIRST_MOST:
+                        del first[next(iter(first))]
+            if free or len(beginning.tokens) > FIRST_BEHIND:
+                self._beginnings.pop(question.matcher, None)
 
     def forget(self, numbers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""
         for number in numbers:
             self._matchers.pop(number, None)
+            self._beginnings.pop(number, None)
 
     def _advanced(self, question: Question) -> _Output:
         """Return the matcher of a question behind its tokens, and behind those that must follow."""
+        beginning: _Beginning | None
         if question.grammar is not None:
             self._grammars.move_to_end(question.grammar)
-            matcher = self._grammars[question.grammar].deep_copy()
+            compiled = self._grammars[question.grammar]
+            matcher, beginning = compiled.matcher.deep_copy(), _Beginning(compiled, [])
             if question.matcher:
-                self._matchers[question.matcher] = matcher
+                self._matchers[question.matcher], self._beginnings[question.matcher] = matcher, beginning
         else:
-            matcher = self._matchers[question.matcher]
+            matcher, beginning = self._matchers[question.matcher], self._beginnings.get(question.matcher)
         if question.tokens:
             matcher.consume_tokens(question.tokens)
         forced: list[int] = []
         if question.forced_most and (forced := matcher.compute_ff_tokens()[: question.forced_most]):
             matcher.consume_tokens(forced)
-        return _Output(question, matcher, forced)
+        if beginning:
+            beginning.tokens.extend([*question.tokens, *forced])
+        return _Output(question, matcher, forced, beginning)
 
     def _answer(self, output: _Output, mask: NDArray[np.int32], count: int, distinct: dict[bytes, int]) -> Answer:
         """Return the answer with a mask of `count` tokens, which is added to the distinct ones."""
-        question, matcher, forced = output
+        question, matcher, forced, _ = output
         if matcher.is_error():
             return Answer(question.number, -1, _error_of(matcher) or "no match")
         if not count:
