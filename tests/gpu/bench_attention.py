@@ -69,6 +69,9 @@ def bench_prefill(name: str, model: tuple[int, int, int, torch.dtype]) -> None:
         "8 x 512": [(0, 512)] * 8,
         "2048 after 2048": [(2048, 2048)],
         "512 after 3584": [(3584, 512)],
+        "8 after 8192": [(8192, 8)],
+        "64 after 8192": [(8192, 64)],
+        "16 x 8 after 1024": [(1024, 8)] * 16,
         "1536 + 128 decodes of 1024": [(0, 1536)] + [(1023, 1)] * 128,
     }
     for label, rows in steps.items():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from batches import Paged, make_paged, plain_attention
 from ppkernels.attention_plan import AttentionPlan
-from ppkernels.gpu import paged_decode
+from ppkernels.gpu import paged_decode, paged_prefill
 from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
 
@@ -20,6 +20,7 @@ EXTRA = 3
 STEPS = {
     "decodes": [(4, 1), (0, 1), (127, 1), (64, 1), (200, 1)],
     "chunks": [(16, 16), (0, 70), (3, 5), (40, 2), (70, 37)],
+    "far chunks": [(300, 8), (0, 5), (253, 40), (511, 3), (100, 2)],
     "mixed": [(4, 1), (0, 11), (31, 1), (5, 7), (150, 1), (64, 33)],
 }
 
@@ -88,8 +89,27 @@ def test_chunks(shape: Shape, dtype: torch.dtype, device: torch.device, seed: in
     compare("chunks", shape, dtype, device, seed, torch.int64)
 
 
+@pytest.mark.parametrize("least", [64, 256])
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize(("shape", "dtype"), PAIRS, ids=str)
+def test_chunks_whose_context_is_split(
+    shape: Shape, dtype: torch.dtype, parts: int, least: int, device: torch.device, seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Tokens of a tile that see nothing of its last part, parts without a slot, and rows that have one part."""
+    monkeypatch.setattr(paged_prefill, "split_count", lambda *_: parts)
+    monkeypatch.setattr(paged_prefill, "LEAST_PART", least)
+    compare("far chunks", shape, dtype, device, seed, torch.int32)
+
+
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
-def test_a_mixed_step(dtype: torch.dtype, device: torch.device, seed: int) -> None:
+def test_a_mixed_step(
+    dtype: torch.dtype, split: bool, device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if split:
+        monkeypatch.setattr(paged_prefill, "split_count", lambda *_: 3)
+        monkeypatch.setattr(paged_prefill, "LEAST_PART", 64)
     compare("mixed", SHAPES[1], dtype, device, seed, torch.int64)
 
 

@@ -5,16 +5,27 @@ A program takes a tile of one row's tokens with one key head and all query heads
 reads the row's blocks up to its own last token. The grid depends on shapes alone: row b's tiles
 begin at `query_start[b] // tokens a tile + b`, which is enough for each row. Programs beyond a
 row's last token return at once.
+
+A few tokens behind a long context are few tiles, so each tile's context is split into parts, as
+`paged_decode` does for single tokens.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
+
+LEAST_PART = 256
+"""Slots of the smallest part of a context."""
+MOST_PARTS = 32
+"""Parts of a context; a power of two, the same for all shapes, so that no kernel is compiled amid requests."""
+PROGRAMS_PER_PROCESSOR = 2
+"""Programs for each multiprocessor."""
 
 
 def choose_tiles(wide: int, element_size: int, queries: int, places: int) -> Tiles:
@@ -29,22 +40,40 @@ def choose_tiles(wide: int, element_size: int, queries: int, places: int) -> Til
     return Tiles(128, 64, 4, 3) if queries >= 128 * 2 * places else Tiles(64, 64, 4, 3)
 
 
+def split_count(programs: int, slots: int, places: int) -> int:
+    """Return how many parts a context of at most `slots` has.
+
+    `programs`: those that the tokens of a step need if all are of one row.
+    """
+    return max(1, min(places // programs, -(-slots // LEAST_PART), MOST_PARTS))
+
+
 def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
     """Write attention of the rows with more than one token to `output` [T, heads * head_dim]."""
     _, _, block_size, kv_heads, head_dim = kv.shape
-    group = heads // kv_heads
+    group, tokens = heads // kv_heads, len(fused)
     wide = max(16, triton.next_power_of_2(head_dim))
-    tiles = choose_tiles(wide, kv.element_size(), len(fused) * heads, processors(kv.device))
+    places = processors(kv.device)
+    tiles = choose_tiles(wide, kv.element_size(), tokens * heads, places)
     rows_wide = max(tiles.queries, triton.next_power_of_2(group))
     tile_tokens = rows_wide // group
-    rows = len(batch.query_lens)
-    _attend[kv_heads, len(fused) // tile_tokens + rows](
+    rows, slots = len(batch.query_lens), batch.block_tables.shape[1] * block_size
+    programs = kv_heads * max(1, tokens // tile_tokens)
+    parts = split_count(programs, slots, PROGRAMS_PER_PROCESSOR * places)
+    partial = weights = output  # not used if the whole context is one part
+    if parts > 1:
+        partial = torch.empty((tokens, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
+        weights = torch.empty((tokens, heads, parts), dtype=torch.float32, device=kv.device)
+    grid = kv_heads, tokens // tile_tokens + rows
+    _attend[*grid, parts](
         fused,
         kv,
         batch.block_tables,
         batch.seq_lens,
         batch.query_start,
         output,
+        partial,
+        weights,
         rows,
         fused.stride(0),
         batch.block_tables.stride(0),
@@ -57,10 +86,26 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
         QUERIES=rows_wide,
         TOKENS=tile_tokens,
         TILE=tiles.slots,
+        LEAST=LEAST_PART,
+        WHOLE=parts == 1,
         DOT=dot_type(kv.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
+    if parts > 1:
+        _weigh[heads, grid[1], tile_tokens](
+            partial,
+            weights,
+            batch.query_start,
+            output,
+            rows,
+            parts,
+            HEAD_DIM=head_dim,
+            WIDE=wide,
+            TOKENS=tile_tokens,
+            PARTS_WIDE=MOST_PARTS,
+            num_warps=4,
+        )
 
 
 @triton.jit
@@ -90,6 +135,7 @@ def _add_tile(
     total,
     sums,
     MASKED: tl.constexpr,
+    WHOLE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
@@ -121,8 +167,11 @@ def _add_tile(
     if MASKED:
         scores = tl.where(slot[None, :] <= last[:, None], scores, float("-inf"))
     above = tl.maximum(largest, tl.max(scores, 1) * scale)
-    weight = tl.exp2(scores * scale - above[:, None])
-    fade = tl.exp2(largest - above)
+    base = above
+    if MASKED and not WHOLE:
+        base = tl.maximum(above, -1e38)  # A token may see nothing of the last part.
+    weight = tl.exp2(scores * scale - base[:, None])
+    fade = tl.exp2(largest - base)
     total = total * fade + tl.sum(weight, 1)
     sums = tl.dot(weight.to(DOT), values.to(DOT), sums * fade[:, None], input_precision="ieee")
     return above, total, sums
@@ -136,6 +185,8 @@ def _attend(
     lengths,
     query_start,
     output,
+    partial,
+    weights,
     rows,
     query_stride,
     table_stride,
@@ -148,9 +199,11 @@ def _attend(
     QUERIES: tl.constexpr,
     TOKENS: tl.constexpr,
     TILE: tl.constexpr,
+    LEAST: tl.constexpr,
+    WHOLE: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)
+    kv_head, part = tl.program_id(0), tl.program_id(2)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # the end of a prompt has the most work: it starts first
     row = _row_of(tile, query_start, rows, TOKENS)
     start = tl.load(query_start + row).to(tl.int32)
@@ -165,25 +218,74 @@ def _attend(
     inside = column < HEAD_DIM
     member = tl.arange(0, QUERIES)
     index = skipped + member // GROUP  # of the row's tokens
-    kept = ((index < count) & (member < TOKENS * GROUP))[:, None] & inside[None, :]
+    own = (index < count) & (member < TOKENS * GROUP)
+    kept = own[:, None] & inside[None, :]
     head = kv_head * GROUP + member % GROUP
     token = (start + index).to(tl.int64)
+    end = tl.minimum(before + skipped + TOKENS, length)
+    plain = (before + skipped + 1) // TILE * TILE  # slots that every token of the tile sees
+    place = token * (KV_HEADS * GROUP) + head
+    begin = 0
+    if not WHOLE:
+        parts = tl.num_programs(2)
+        place = place * parts + part
+        share = tl.maximum(tl.cdiv(tl.cdiv(end, TILE), parts) * TILE, LEAST)
+        begin = part * share
+        if begin >= end:
+            tl.store(weights + place, tl.full((QUERIES,), float("-inf"), tl.float32), own)
+            return
+        end = tl.minimum(begin + share, end)
+        plain = tl.minimum(plain, end)
     queries = tl.load(query + token[:, None] * query_stride + head[:, None] * HEAD_DIM + column[None, :], kept, 0.0)
     queries = queries.to(DOT)
     last = before + index
-    end = tl.minimum(before + skipped + TOKENS, length)
-    plain = (before + skipped + 1) // TILE * TILE  # slots that every token of the tile sees
     table = tables + row.to(tl.int64) * table_stride
 
     largest = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
     sums = tl.zeros((QUERIES, WIDE), tl.float32)
-    for first in range(0, plain, TILE):
+    for first in range(begin, plain, TILE):
         largest, total, sums = _add_tile(first, queries, last, kv_head, kv, table, length, scale, largest, total, sums,
-            False, KV_HEADS, HEAD_DIM, WIDE, BLOCK_SIZE, TILE, DOT)  # fmt: skip
-    for first in range(plain, end, TILE):
+            False, WHOLE, KV_HEADS, HEAD_DIM, WIDE, BLOCK_SIZE, TILE, DOT)  # fmt: skip
+    for first in range(tl.maximum(begin, plain), end, TILE):
         largest, total, sums = _add_tile(first, queries, last, kv_head, kv, table, length, scale, largest, total, sums,
-            True, KV_HEADS, HEAD_DIM, WIDE, BLOCK_SIZE, TILE, DOT)  # fmt: skip
+            True, WHOLE, KV_HEADS, HEAD_DIM, WIDE, BLOCK_SIZE, TILE, DOT)  # fmt: skip
 
-    place = output + token[:, None] * (KV_HEADS * GROUP * HEAD_DIM) + head[:, None] * HEAD_DIM + column[None, :]
-    tl.store(place, (sums / total[:, None]).to(output.dtype.element_ty), kept)
+    at = place[:, None] * HEAD_DIM + column[None, :]
+    if WHOLE:
+        tl.store(output + at, (sums / total[:, None]).to(output.dtype.element_ty), kept)
+    else:
+        tl.store(partial + at, sums / tl.where(total == 0.0, 1.0, total)[:, None], kept)
+        tl.store(weights + place, largest + tl.log2(total), own)
+
+
+@triton.jit(do_not_specialize=[*STEP, "parts"], do_not_specialize_on_alignment=STEP)
+def _weigh(
+    partial,
+    weights,
+    query_start,
+    output,
+    rows,
+    parts,
+    HEAD_DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTS_WIDE: tl.constexpr,
+):
+    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    row = _row_of(tile, query_start, rows, TOKENS)
+    start = tl.load(query_start + row).to(tl.int32)
+    count = tl.load(query_start + row + 1).to(tl.int32) - start
+    index = (tile - start // TOKENS - row) * TOKENS + tl.program_id(2)
+    if (count == 1) | (index >= count):
+        return
+    part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
+    inside = column < HEAD_DIM
+    place = (start + index).to(tl.int64) * heads + head
+    scores = tl.load(weights + place * parts + part, part < parts, float("-inf"))
+    weight = tl.exp2(scores - tl.max(scores, 0))
+    weight = weight / tl.sum(weight, 0)
+    read = (weight > 0.0)[:, None] & inside[None, :]  # A part without visible slots has written nothing.
+    sums = tl.load(partial + (place * parts + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
+    result = tl.sum(sums * weight[:, None], 0)
+    tl.store(output + place * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)
