@@ -93,9 +93,10 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
         num_stages=tiles.stages,
     )
     if parts > 1:
-        _weigh[heads, grid[1], tile_tokens](
+        _weigh[heads, tokens](
             partial,
             weights,
+            batch.seq_lens,
             batch.query_start,
             output,
             rows,
@@ -103,6 +104,8 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
             HEAD_DIM=head_dim,
             WIDE=wide,
             TOKENS=tile_tokens,
+            TILE=tiles.slots,
+            LEAST=LEAST_PART,
             PARTS_WIDE=MOST_PARTS,
             num_warps=4,
         )
@@ -110,15 +113,24 @@ def attend_chunks(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: T
 
 @triton.jit
 def _row_of(tile, query_start, rows, TOKENS: tl.constexpr):
-    """Return the row of `tile`."""
+    """Return the row of `tile`; if `TOKENS` is 0, of the token `tile`."""
     low, high = 0, rows
     while high - low > 1:
         middle = (low + high) // 2
-        if tl.load(query_start + middle) // TOKENS + middle <= tile:
+        first = tl.load(query_start + middle)
+        if TOKENS:
+            first = first // TOKENS + middle
+        if first <= tile:
             low = middle
         else:
             high = middle
     return low
+
+
+@triton.jit
+def _share(end, parts, TILE: tl.constexpr, LEAST: tl.constexpr):
+    """Return the slots of each part of a context, in whole tiles."""
+    return tl.maximum(tl.cdiv(tl.cdiv(end, TILE), parts) * TILE, LEAST)
 
 
 @triton.jit
@@ -224,15 +236,11 @@ def _attend(
     token = (start + index).to(tl.int64)
     end = tl.minimum(before + skipped + TOKENS, length)
     plain = (before + skipped + 1) // TILE * TILE  # slots that every token of the tile sees
-    place = token * (KV_HEADS * GROUP) + head
     begin = 0
     if not WHOLE:
-        parts = tl.num_programs(2)
-        place = place * parts + part
-        share = tl.maximum(tl.cdiv(tl.cdiv(end, TILE), parts) * TILE, LEAST)
-        begin = part * share
+        share = _share(end, tl.num_programs(2), TILE, LEAST)
+        begin, several = part * share, share < end
         if begin >= end:
-            tl.store(weights + place, tl.full((QUERIES,), float("-inf"), tl.float32), own)
             return
         end = tl.minimum(begin + share, end)
         plain = tl.minimum(plain, end)
@@ -251,18 +259,23 @@ def _attend(
         largest, total, sums = _add_tile(first, queries, last, kv_head, kv, table, length, scale, largest, total, sums,
             True, WHOLE, KV_HEADS, HEAD_DIM, WIDE, BLOCK_SIZE, TILE, DOT)  # fmt: skip
 
-    at = place[:, None] * HEAD_DIM + column[None, :]
-    if WHOLE:
-        tl.store(output + at, (sums / total[:, None]).to(output.dtype.element_ty), kept)
-    else:
-        tl.store(partial + at, sums / tl.where(total == 0.0, 1.0, total)[:, None], kept)
-        tl.store(weights + place, largest + tl.log2(total), own)
+    place = token * (KV_HEADS * GROUP) + head
+    if not WHOLE:  # noqa: SIM102 (the compiler drops this branch, where `several` is not defined)
+        if several:
+            place = place * tl.num_programs(2) + part
+            at = partial + place[:, None] * HEAD_DIM + column[None, :]
+            tl.store(at, sums / tl.where(total == 0.0, 1.0, total)[:, None], kept)
+            tl.store(weights + place, largest + tl.log2(total), own)
+            return
+    at = output + place[:, None] * HEAD_DIM + column[None, :]
+    tl.store(at, (sums / total[:, None]).to(output.dtype.element_ty), kept)
 
 
 @triton.jit(do_not_specialize=[*STEP, "parts"], do_not_specialize_on_alignment=STEP)
 def _weigh(
     partial,
     weights,
+    lengths,
     query_start,
     output,
     rows,
@@ -270,22 +283,27 @@ def _weigh(
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
     TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    LEAST: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
 ):
-    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
-    row = _row_of(tile, query_start, rows, TOKENS)
+    head, heads, token = tl.program_id(0), tl.num_programs(0), tl.program_id(1)
+    row = _row_of(token, query_start, rows, 0)
     start = tl.load(query_start + row).to(tl.int32)
     count = tl.load(query_start + row + 1).to(tl.int32) - start
-    index = (tile - start // TOKENS - row) * TOKENS + tl.program_id(2)
-    if (count == 1) | (index >= count):
+    length = tl.load(lengths + row).to(tl.int32)
+    # The end of the tile that the token is in.
+    end = tl.minimum(length - count + ((token - start) // TOKENS + 1) * TOKENS, length)
+    share = _share(end, parts, TILE, LEAST)
+    if (count == 1) | (token - start >= count) | (share >= end):
         return
     part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
-    inside = column < HEAD_DIM
-    place = (start + index).to(tl.int64) * heads + head
-    scores = tl.load(weights + place * parts + part, part < parts, float("-inf"))
+    inside, written = column < HEAD_DIM, (part < parts) & (part * share < end)
+    place = token.to(tl.int64) * heads + head
+    scores = tl.load(weights + place * parts + part, written, float("-inf"))
     weight = tl.exp2(scores - tl.max(scores, 0))
     weight = weight / tl.sum(weight, 0)
-    read = (weight > 0.0)[:, None] & inside[None, :]  # A part without visible slots has written nothing.
+    read = written[:, None] & inside[None, :]
     sums = tl.load(partial + (place * parts + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
     result = tl.sum(sums * weight[:, None], 0)
     tl.store(output + place * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)
