@@ -20,7 +20,7 @@ from torch import Tensor
 from ppkernels.batch import Batch
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
 
-LEAST_PART = 256
+LEAST_PART = 512
 """Slots of the smallest part of a context."""
 MOST_PARTS = 32
 """Parts of a context; a power of two, the same for all shapes, so that no kernel is compiled amid requests."""
