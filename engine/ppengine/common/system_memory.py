@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep up to 64 MiB of freed memory for the next step; another C library is left as it is.
 
     Otherwise a prefill's activations go back to the system behind every layer, and come from it
-    again page by page.
+    again page by page. So do messages of megabytes: 4 MiB of masks took 1.6 ms to decode, and 0.1.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

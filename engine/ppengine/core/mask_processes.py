@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ppengine.common.system_memory import keep_freed_memory
 from ppengine.core.grammar_process import Ask, GrammarProcess
 
 PROCESSES_MOST = 4
@@ -29,6 +30,7 @@ class MaskProcesses:
 
     def prepare(self) -> None:
         """Let them start before the first question."""
+        keep_freed_memory()  # Their answers have up to 4 MiB, each step.
         for process in self.processes:
             process.prepare()
 

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
+from ppengine.common.system_memory import keep_freed_memory
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
@@ -41,6 +42,7 @@ def main() -> int:
     arguments = parser.parse_args()
     lifeline.adopt(arguments.lifeline)
     logs.start()
+    keep_freed_memory()  # A message of masks has up to 4 MiB, each step.
     config = EngineConfig.load(arguments.engine)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
