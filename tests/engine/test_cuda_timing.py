@@ -72,8 +72,8 @@ class World:
         ring = RingWriter(folder / "r", "main", 0, 0)
         self.timer, self.reader = DeviceTimer(ring), RingReader(folder / "r")
 
-    def launch(self, step: int, samples: bool = True) -> Pending:
-        """Launch as `CudaRunner` does: 5 pieces on the stream, 3 without sampling."""
+    def launch(self, step: int, samples: bool = True, masks_ms: float = 0.0) -> Pending:
+        """Launch as `CudaRunner` does: 5 pieces on the stream, 3 without sampling; 7 if masks come late."""
         pending = Pending(Retired(1, step, 0, 0))
         work = self.timer.work(self.stream, step, 4, 40)
         pending.finally_do(work.publish)
@@ -81,6 +81,9 @@ class World:
             self.device.launch(3.0)
             if samples:
                 work.sampling()
+                if masks_ms:
+                    self.device.launch(masks_ms)  # The device idles, and its clock goes on.
+                    work.goes_on()
                 self.device.launch(1.0)
         pending.until(work)
         return pending
@@ -122,6 +125,15 @@ def test_a_step_that_samples_nothing_is_layers_alone(world: World) -> None:
     assert record.returned_ns - record.enqueued_ns == record.done_ns - record.enqueued_ns == 3 * MS
 
 
+def test_the_time_until_late_masks_come_is_not_its_work(world: World) -> None:
+    pending = world.launch(1, masks_ms=20.0)
+    world.device.work(7)
+    pending.finish()
+    (record,) = world.records()
+    assert record.done_ns - record.enqueued_ns == 4 * MS
+    assert record.returned_ns - record.enqueued_ns == 3 * MS
+
+
 def test_what_waits_on_the_stream_before_a_step_is_not_its_work(world: World) -> None:
     world.device.launch(50.0)
     pending = world.launch(1)
@@ -138,7 +150,7 @@ def test_events_are_as_many_as_steps_have_been_under_way(world: World) -> None:
             world.device.work(5 if (step - 2) % 3 else 3)
             assert under_way[0].done and not under_way[1].done
             under_way.popleft().finish()
-    assert TimingEvent.made == 3 * 3
+    assert TimingEvent.made == 4 * 3
     records = world.records()
     assert [record.step for record in records] == list(range(1, 49))
     assert {record.done_ns - record.enqueued_ns for record in records} == {3 * MS, 4 * MS}
