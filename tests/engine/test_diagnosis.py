@@ -207,6 +207,15 @@ def test_idle_is_no_fault(count):
     assert diagnose(evidence(stages, since_retired_s=3600.0)) == []
 
 
+def test_masks_that_do_not_come_are_a_lost_message_of_the_core():
+    stages = with_stage(pipeline_held_at(2, 1, 30.0), 1, op="mask", op_age_s=30.0, wchan="do_poll")
+    verdict, *others = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=30.0))
+    assert (verdict.stage, verdict.cause) == (1, "link") and "masks of m8" in verdict.summary
+    assert not any(other.root for other in others)
+    late = with_stage(stages, 1, op_age_s=0.05)
+    assert diagnose(evidence(late, steps_in_flight=(8,), since_retired_s=0.1)) == []
+
+
 def test_who_waits_for_one_that_still_loads_is_in_no_phase_for_too_long():
     loaded = {"phase": "profile", "phase_age_s": PHASE_BUDGET_S["profile"] + 60, "op": "collective"}
     loads = {"phase": "load", "phase_age_s": PHASE_BUDGET_S["profile"] + 90, "op": "load"}
@@ -297,7 +306,9 @@ def any_stage(chance):
         "phase": chance.choice([None, "serving", "load", "closing", "phase9"]),
         "phase_age_s": chance.age(1000),
         "sample_age_s": chance.age(1000),
-        "op": chance.choice([None, "idle", "receive", "send", "room", "forward", "token_return", "map", "kind99"]),
+        "op": chance.choice(
+            [None, "idle", "receive", "send", "room", "forward", "token_return", "mask", "map", "kind99"]
+        ),
         "op_age_s": chance.age(1000),
         "op_step": chance.maybe(chance.randint(0, 99)),
         "op_peer": chance.maybe(chance.randint(-1, 6)),

@@ -195,6 +195,10 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
             *thread_lines(root),
         ]
         return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
+    if root.op == "mask":
+        text = f"{root.name} has not got the masks of m{root.op_step}; the core sends them or gives them up in 0.1 s"
+        lines = [f"{root.name}: {doing(root)}", *thread_lines(root)]
+        return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     peer = receiving_from(root, stages_of(stage.key for stage in case.evidence.stages))
     text = f"{root.name} is in {doing(root)} and nothing shows why"
     kind = "send" if root.op == "room" else "receive"
