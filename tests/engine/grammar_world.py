@@ -95,8 +95,13 @@ class GrammarWorld(CoreWorld):
         self.engine.advance()
         for request in self.scheduler.queues.requests.values():
             self.most_sampling[request.id] = max(self.most_sampling.get(request.id, 0), request.pending)
-        if retires and self.steps and (not self.steps[0].late or self.steps[0].number in self.late_masks):
+        if retires and self.steps and not self.waits:
             self.retire()
+
+    @property
+    def waits(self):
+        """Whether the oldest step waits for its masks."""
+        return bool(self.steps[0].late) and self.steps[0].number not in self.late_masks
 
     def until(self, condition, what, timeout=60.0, **turns):
         """Take turns until `condition` holds."""

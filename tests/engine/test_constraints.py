@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from core_world import MemoryJournal
 from grammar_world import TOKENIZER, GrammarWorld, constrained
-from ppengine.core import grammar_process
+from ppengine.core import constraints, grammar_process
 from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.offline import AbortMany
@@ -28,6 +28,8 @@ FORMS = [
     constrained(regex="[a-d]{3,9}x"), constrained(choice=["yes", "no way"]), constrained(json=SCHEMA),
     constrained(grammar='start: "a" ("b" | "cd") ~ 4'), constrained(grammar='root ::= "q" [0-9] [0-9]'),
 ]  # fmt: skip
+PATIENT_S = 1e9
+"""Time for a mask where none may be given up, however slow the machine is."""
 COLON = TOKENIZER.encode(":")[0]
 NAMES = [f"r{index}" for index in range(len(FORMS))]
 
@@ -43,8 +45,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarWorld]:
 @pytest.fixture(scope="module")
 def texts(shared: GrammarWorld) -> list[str]:
     """The outputs of `FORMS` without any disturbance."""
-    shared.add(*FORMS, SamplingParams(max_tokens=12, ignore_eos=True), names=[*NAMES, "free"])
-    found = shared.ended(*NAMES, "free")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constraints, "LATE_S", PATIENT_S)
+        shared.add(*FORMS, SamplingParams(max_tokens=12, ignore_eos=True), names=[*NAMES, "free"])
+        found = shared.ended(*NAMES, "free")
     assert [shared.reason(name) for name in NAMES] == ["stop"] * len(NAMES)
     return found[:-1]
 
@@ -77,8 +81,11 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
     shared.check()
 
 
-def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(shared: GrammarWorld) -> None:
+def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(
+    shared: GrammarWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request with log-probabilities needs the logits of each token, so it gets one step a token."""
+    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
     compact = constrained(json=SCHEMA, disable_any_whitespace=True)
     limits = [{}] * len(FORMS) + [{}, {"max_tokens": 6}, {"stop_token_ids": [COLON]}]
     forms = [*FORMS, compact, compact, compact]
@@ -123,11 +130,15 @@ def test_a_process_that_does_not_answer_is_replaced(world: GrammarWorld, texts: 
     assert world.ended(*NAMES) == texts
 
 
-def test_free_requests_go_on_while_the_process_does_not_answer(world: GrammarWorld, texts: list[str]) -> None:
+def test_free_requests_go_on_while_the_process_does_not_answer(
+    world: GrammarWorld, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
     begun(world)
     stopped = world.process.pid
     os.kill(stopped, signal.SIGSTOP)
-    world.until(lambda: any(step.late for step in world.steps), "a step waits for masks", retires=False)
+    world.until(lambda: world.steps and world.waits, "the oldest step waits for masks")
+    monkeypatch.undo()
     world.add(SamplingParams(max_tokens=30, ignore_eos=True), nonce=2, names=["free"])
     world.until(lambda: world.reason("free"), "the free one ends")
     assert world.process.pid == stopped and world.reason("r2") is None
