@@ -147,6 +147,23 @@ def test_free_requests_go_on_while_the_process_does_not_answer(
     assert world.ended(*NAMES) == texts
 
 
+def test_a_late_mask_holds_back_outputs_of_its_grammar_for_a_while(
+    world: GrammarWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(world)
+    os.kill(world.process.pid, signal.SIGSTOP)
+    requests = world.scheduler.queues.requests
+    world.until(lambda: not requests["r2"].ahead, "its mask is given up")
+    os.kill(world.process.pid, signal.SIGCONT)
+    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    for name, ahead in (("soon", False), ("later", True)):
+        world.add(FORMS[2], nonce=2 + ahead, names=[name])
+        world.until(lambda name=name: name in requests and requests[name].output_ids, "a token")
+        assert requests[name].ahead == ahead
+        world.ended(name)
+        world.now += constraints.SLOW_S
+
+
 def test_preempted_requests_go_on_with_the_same_tokens(shared: GrammarWorld, texts: list[str]) -> None:
     names = [f"p{index}" for index in range(len(FORMS))]
     shared.add(*FORMS, nonce=2, names=names)

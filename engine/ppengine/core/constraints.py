@@ -23,6 +23,8 @@ from ppengine.protocol.structured_outputs import Grammar
 
 LATE_S = 0.1
 """Seconds after which a step no longer waits for a mask: several times what most take."""
+SLOW_S = 10.0
+"""Seconds for which outputs that begin are not scheduled ahead, behind a mask of their grammar that came too late."""
 KEPT_MOST = 1000
 """Grammars whose first mask, or whose error, is kept."""
 FIELD = "structured_outputs"
@@ -63,8 +65,8 @@ class Constraints:
     _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
     """Reasons of grammars that were refused: one that takes long is compiled once."""
     _compiling: dict[Grammar, list[Callable[[Masked], None]]] = field(init=False, default_factory=dict)
-    _slow: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
-    """Grammars with a mask that came too late: their outputs are not scheduled ahead."""
+    _slow: OrderedDict[Grammar, float] = field(init=False, default_factory=OrderedDict)
+    """Times at which a mask of a grammar last came too late."""
     _asked: dict[Request, float] = field(init=False, default_factory=dict)
     """Times of open questions for which a step may still wait, the oldest first."""
     _outputs: dict[Request, _Output] = field(init=False, default_factory=dict)
@@ -145,11 +147,12 @@ class Constraints:
 
     def _give_up(self, scheduler: Scheduler) -> None:
         """Let steps go on without masks that take long: free rows wait for them, too."""
-        due = self._clock() - LATE_S
+        now = self._clock()
+        due = now - LATE_S
         while (request := next(iter(self._asked), None)) is not None and self._asked[request] <= due:
             del self._asked[request]
             scheduler.masks.give_up(request)
-            self._slow[self._outputs[request].grammar] = None
+            self._slow[self._outputs[request].grammar] = now
             if len(self._slow) > KEPT_MOST:
                 self._slow.popitem(last=False)
 
@@ -187,8 +190,9 @@ class Constraints:
             assert grammar is not None
             self._count += 1
             output = self._outputs[request] = _Output(self._count, grammar, _jumps(request.sampling))
+            slow = self._clock() - self._slow.get(grammar, -SLOW_S) < SLOW_S
             # The stage that samples counts tokens for adjustments, those that are dropped too.
-            request.ahead = not request.sampling.adjusts and grammar not in self._slow
+            request.ahead = not request.sampling.adjusts and not slow
         return output
 
     def _held(self, request: Request) -> Sequence[int]:
