@@ -178,6 +178,19 @@ def _attend(
         tl.store(weights + index, largest + tl.log2(total), group < GROUP)
 
 
+@triton.jit
+def weigh_parts(partial, weights, first, part, column, written, inside, HEAD_DIM: tl.constexpr):
+    """Return the output [WIDE] of which `written` parts, from index `first` on, have sums and log-sum-exps."""
+    scores = tl.load(weights + first + part, written, float("-inf"))
+    largest = tl.maximum(tl.max(scores, 0), -1e38)  # finite without a part
+    weight = tl.exp2(scores - largest)
+    total = tl.sum(weight, 0)
+    weight = weight / tl.where(total == 0.0, 1.0, total)
+    read = written[:, None] & inside[None, :]
+    sums = tl.load(partial + (first + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
+    return tl.sum(sums * weight[:, None], 0)
+
+
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=STEP)
 def _weigh(
     partial,
@@ -200,12 +213,5 @@ def _weigh(
     inside = column < HEAD_DIM
     written = (part < parts) & (part * _share(length, parts, TILE) < length)
     first = (row * heads + head) * parts
-    scores = tl.load(weights + first + part, written, float("-inf"))
-    largest = tl.maximum(tl.max(scores, 0), -1e38)  # finite for a row without parts
-    weight = tl.exp2(scores - largest)
-    total = tl.sum(weight, 0)
-    weight = weight / tl.where(total == 0.0, 1.0, total)
-    read = written[:, None] & inside[None, :]
-    sums = tl.load(partial + (first + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
-    result = tl.sum(sums * weight[:, None], 0)
+    result = weigh_parts(partial, weights, first, part, column, written, inside, HEAD_DIM)
     tl.store(output + (token * heads + head) * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)

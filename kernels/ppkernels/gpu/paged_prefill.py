@@ -19,13 +19,12 @@ from torch import Tensor
 
 from ppkernels.batch import Batch
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
+from ppkernels.gpu.paged_decode import PROGRAMS_PER_PROCESSOR, weigh_parts
 
 LEAST_PART = 512
 """Slots of the smallest part of a context."""
 MOST_PARTS = 32
 """Parts of a context; a power of two, the same for all shapes, so that no kernel is compiled amid requests."""
-PROGRAMS_PER_PROCESSOR = 2
-"""Programs for each multiprocessor."""
 
 
 def choose_tiles(wide: int, element_size: int, queries: int, places: int) -> Tiles:
@@ -300,10 +299,5 @@ def _weigh(
     part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
     inside, written = column < HEAD_DIM, (part < parts) & (part * share < end)
     place = token.to(tl.int64) * heads + head
-    scores = tl.load(weights + place * parts + part, written, float("-inf"))
-    weight = tl.exp2(scores - tl.max(scores, 0))
-    weight = weight / tl.sum(weight, 0)
-    read = written[:, None] & inside[None, :]
-    sums = tl.load(partial + (place * parts + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
-    result = tl.sum(sums * weight[:, None], 0)
+    result = weigh_parts(partial, weights, place * parts, part, column, written, inside, HEAD_DIM)
     tl.store(output + place * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)
