@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ppengine.common.groups import Groups
-from ppengine.common.ring import DONE_NS, KIND, SEQ, Kind, Record, Row, in_ms
+from ppengine.common.ring import DONE_NS, KIND, SEQ, WAITS, Kind, Record, Row, in_ms
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_info import StreamInfo, Waiting
 
 MAX_PENDING = 64
 RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
 """Operations that wait for another rank of the stage."""
-WAITS = frozenset({Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN, Kind.MASK}) | RANK_WAITS
-"""Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
 _ARROWS = {
     Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.ALL_REDUCE: "<", Kind.ALL_GATHER: "<",
     Kind.SEND: ">", Kind.ROOM: ">",

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from ppengine.agent.pace import Pace
-from ppengine.agent.ring_state import RANK_WAITS, WAITS, Track
+from ppengine.agent.ring_state import RANK_WAITS, Track
 from ppengine.common.ring import (
     BEGUN_NS,
     DETAIL,
@@ -19,6 +19,7 @@ from ppengine.common.ring import (
     RETURNED_NS,
     SIZE,
     STEP,
+    WAITS,
     Kind,
     Record,
     Row,

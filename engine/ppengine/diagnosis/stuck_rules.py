@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ppengine.common.ring import WAITS
 from ppengine.diagnosis import rank_rules
 from ppengine.diagnosis.budgets import (
     MOVED_S,
@@ -16,7 +17,7 @@ from ppengine.diagnosis.budgets import (
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.device_evidence import stuck_stream
 from ppengine.diagnosis.evidence import Key, StageEvidence
-from ppengine.diagnosis.phrases import RANK_WAITS, code_line, doing, seconds, where
+from ppengine.diagnosis.phrases import code_line, doing, seconds, where
 from ppengine.diagnosis.wait_graph import (
     Node,
     Wait,
@@ -31,7 +32,7 @@ from ppengine.diagnosis.wait_graph import (
 from ppengine.protocol.snapshot import Cause, Verdict
 from ppengine.protocol.stage_info import StreamInfo
 
-_WAITS = frozenset({"idle", "receive", "room", "collective", "token_return", "mask"}) | RANK_WAITS
+_WAITS = frozenset(kind.name.lower() for kind in WAITS)
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:

@@ -21,6 +21,7 @@ from ppengine.common.ring.layout import (
     SEQ,
     SIZE,
     STEP,
+    WAITS,
     Gauge,
     Kind,
     Phase,
@@ -37,6 +38,7 @@ from ppengine.common.ring.writer import RingWriter
 
 __all__ = [
     "BEGUN_NS", "DETAIL", "DONE_NS", "DTYPES", "HEADER_BYTES", "KIND", "MAP_RING", "RETURNED_NS", "SEQ", "SIZE", "STEP",
+    "WAITS",
     "Gauge", "Kind", "Phase", "Record", "RingReader", "RingWriter", "Row", "Word", "in_ms", "row_bytes", "shape_code",
     "shape_text",
 ]  # fmt: skip

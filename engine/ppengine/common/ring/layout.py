@@ -58,6 +58,12 @@ class Kind(IntEnum):
     """Waits for masks that come behind their step, from the core."""
 
 
+WAITS = frozenset({
+    Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN, Kind.MASK, Kind.ALL_REDUCE, Kind.ALL_GATHER,
+})  # fmt: skip
+"""Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
+
+
 class Phase(IntEnum):
     """Declared phase of a stage; each has a budget of its own in the diagnosis."""
 
