@@ -216,7 +216,7 @@ class CacheCopies:
         for request, load in self.loads.items():
             if request.fence is not None:
                 continue
-            begun, count = load.begun, len(load.blocks)
+            begun, count, waited = load.begun, len(load.blocks), 0
             while begun < count:
                 block = load.blocks[begun]
                 if not block.step:
@@ -226,7 +226,9 @@ class CacheCopies:
                     block.step = steps.draft.number
                     steps.copy(MoveKind.LOAD, load.slots[begun], request.blocks[block.index])
                     steps.draft.filling.append(block)
-                steps.wait_for(request, block.step)
+                if block.step != waited:
+                    waited = block.step
+                    steps.wait_for(request, waited)
                 begun += 1
             self._advance(request, load, begun)
 
