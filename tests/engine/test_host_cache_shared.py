@@ -6,7 +6,7 @@ from host_loads import LIMITS, PROMPT, VERBS, begin, evicted, finish
 
 @pytest.mark.parametrize(("behind", "device", "host"), [(0, 0, 20), (1, 8, 12), (2, 16, 0)])
 def test_requests_with_one_prefix_load_it_once(behind, device, host):
-    """What has arrived is found on the device; a rest that is too short to be loaded is computed."""
+    """Blocks that have come are found on the device; the rest is computed if it is too short to be loaded."""
     world = evicted(stages=2, num_blocks=60)
     begin(world)
     for _ in range(behind):
