@@ -14,6 +14,7 @@ import torch
 from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
 from ppkernels.block_copy import copy_layers
+from ppkernels.gpu.paged_prefill import attend_chunks
 from ppkernels.kv_layout import cache_shape
 from ppkernels.paged_attention import paged_attention
 from ppkernels.rotary import rotate
@@ -63,9 +64,10 @@ def bench_decode(name: str, model: tuple[int, int, int, torch.dtype], rate: floa
 
 def bench_prefill(name: str, model: tuple[int, int, int, torch.dtype]) -> None:
     heads, kv_heads, width, dtype = model
-    print(f"\n{name} prefill               µs  TFLOP/s |  torch's variable-length kernel, contiguous, TFLOP/s")
+    print(f"\n{name} prefill               µs  TFLOP/s |  other cards' kernel | torch's, of other lengths, contiguous")
     steps = {
         "1 x 4096": [(0, 4096)],
+        "4096 after 8192": [(8192, 4096)],
         "8 x 512": [(0, 512)] * 8,
         "2048 after 2048": [(2048, 2048)],
         "512 after 3584": [(3584, 512)],
@@ -81,7 +83,9 @@ def bench_prefill(name: str, model: tuple[int, int, int, torch.dtype]) -> None:
         plan = AttentionPlan(step, heads, dtype)
         own = per_layer(lambda kv, fused=fused, plan=plan: paged_attention(fused, kv, plan), caches)
         flops = sum(4 * heads * width * (count * start + count * (count + 1) // 2) for start, count in rows)
-        line = f"  {label:27} {own:8.1f} {flops / own / 1e6:7.0f}"
+        out = fused.new_empty(tokens, heads * width)
+        plain = per_layer(lambda kv, f=fused, s=step, o=out: attend_chunks(f, kv, s, heads, o), caches)
+        line = f"  {label:27} {own:8.1f} {flops / own / 1e6:7.0f}  | {plain:8.1f} {flops / plain / 1e6:7.0f}"
         if all(start == 0 for start, _ in rows):
             starts, longest = step.query_start, max(step.query_lens)
             parts = fused.split((heads, kv_heads, kv_heads), 1)

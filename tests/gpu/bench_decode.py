@@ -63,7 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CLASSES = {
-    "attention": "_attend|_weigh",
+    "attention": "attend|weigh",
     "norm": "_norm_rows",
     "rotary, store": "_store|rotate",
     "activation": "_silu_and_mul|relu|launch_clamp",

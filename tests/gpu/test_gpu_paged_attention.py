@@ -10,7 +10,7 @@ import pytest
 import torch
 from batches import Paged, make_paged, plain_attention
 from ppkernels.attention_plan import AttentionPlan
-from ppkernels.gpu import paged_decode, paged_prefill
+from ppkernels.gpu import hopper, paged_decode, paged_prefill
 from ppkernels.paged_attention import paged_attention, paged_attention_reference
 from torch import Tensor
 
@@ -41,12 +41,38 @@ if not torch.cuda.is_available():
     PAIRS = [pair for n, shape in enumerate(SHAPES) for pair in ((shape, torch.float32), (shape, HALVES[n % 2]))]
 
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HOPPER = [
+    *(Shape(group * 2, 2, width, block) for group, width, block in ((1, 64, 16), (4, 128, 16), (8, 128, 64))),
+    Shape(32, 8, 64, 128),
+    Shape(32, 1, 128, 8),
+    Shape(64, 1, 128, 256),
+]
+LONG = {
+    "long": [(0, 700), (1000, 513), (5, 1), (0, 128), (128, 128), (2000, 3), (128, 256)],
+    "one long row": [(1500, 900)],
+    "beside decodes": [*[(9, 1)] * 70, (130, 300), *[(40, 1)] * 250, (0, 200), *[(1, 1)] * 60],
+    "many": [(n % 37, 2 + n % 50) for n in range(200)],
+}
+
+
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
     """Fill memory that torch allocates with NaN: whatever a kernel leaves out shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["triton", "hopper"])
+def chunk_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernel for chunks, where it takes the step: see `compare`."""
+    name: str = request.param
+    if name == "hopper" and (DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9):
+        pytest.skip("needs a Hopper card")
+    if name == "triton":
+        monkeypatch.setattr(hopper, "serves", lambda *_: False)
+    return name
 
 
 @pytest.fixture
@@ -85,8 +111,24 @@ def test_decodes(
 
 
 @pytest.mark.parametrize(("shape", "dtype"), PAIRS, ids=str)
-def test_chunks(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+def test_chunks(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int, chunk_kernel: str) -> None:
     compare("chunks", shape, dtype, device, seed, torch.int64)
+
+
+@pytest.mark.parametrize("places", [1, 7, 132])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", HOPPER, ids=str)
+@pytest.mark.parametrize("step", [*LONG, "far chunks"])
+def test_a_hopper_card(
+    step: str, shape: Shape, dtype: torch.dtype, places: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs with many tiles in turn, and with one part of a tile's context."""
+    if DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper card")
+    from ppkernels.gpu.hopper import launch
+
+    monkeypatch.setattr(launch, "processors", lambda _: places)
+    compare(step, shape, dtype, DEVICE, seed, torch.int32)
 
 
 @pytest.mark.parametrize("least", [64, 256])
@@ -97,6 +139,7 @@ def test_chunks_whose_context_is_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Tokens of a tile that see nothing of its last part, parts without a slot, and rows that have one part."""
+    monkeypatch.setattr(hopper, "serves", lambda *_: False)
     monkeypatch.setattr(paged_prefill, "split_count", lambda *_: parts)
     monkeypatch.setattr(paged_prefill, "LEAST_PART", least)
     compare("far chunks", shape, dtype, device, seed, torch.int32)
@@ -105,7 +148,7 @@ def test_chunks_whose_context_is_split(
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 def test_a_mixed_step(
-    dtype: torch.dtype, split: bool, device: torch.device, seed: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, split: bool, device: torch.device, seed: int, chunk_kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if split:
         monkeypatch.setattr(paged_prefill, "split_count", lambda *_: 3)
@@ -116,7 +159,8 @@ def test_a_mixed_step(
 def compare(
     step: str, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int, integers: torch.dtype
 ) -> None:
-    paged = make_paged(STEPS[step], shape.kv_heads, shape.head_dim, dtype, block_size=shape.block_size, seed=seed,
+    rows = (STEPS | LONG)[step]
+    paged = make_paged(rows, shape.kv_heads, shape.head_dim, dtype, block_size=shape.block_size, seed=seed,
                        device=device, integers=integers)  # fmt: skip
     query = queries(paged, shape.heads, seed)
     output = attend(paged, query)
@@ -188,6 +232,43 @@ def test_a_captured_launch_serves_other_lengths(
     first.batch.seq_lens.copy_(second.batch.seq_lens)
     graph.replay()
     assert errors(output, second, query).max() < ERROR[torch.bfloat16], f"seed {seed}"
+
+
+@pytest.mark.parametrize("places", [2, 132])
+def test_a_captured_launch_serves_other_rows(places: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles and parts are counted on the card: a graph's launch knows tokens and rows at most."""
+    if DEVICE.type != "cuda" or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper card")
+    from ppkernels.gpu.hopper import launch
+
+    monkeypatch.setattr(launch, "processors", lambda _: places)
+
+    def make(rows: list[tuple[int, int]], seed: int) -> Paged:
+        return make_paged(rows, 2, 128, torch.bfloat16, block_size=16, seed=seed, device=DEVICE)
+
+    steps = [
+        make([(600, 50), (0, 70), (1029, 130), (20, 6)], seed),
+        make([(1000, 1), (1150, 8), (0, 3), (600, 244)], seed + 1),
+        make([(14, 1), (31, 1), (900, 253), (1158, 1)], seed + 2),
+    ]
+    blocks = max(len(step.kv) for step in steps)
+    kv = torch.full((blocks, *steps[0].kv.shape[1:]), torch.nan, dtype=torch.bfloat16, device=DEVICE)
+    batch, query = replace(steps[0].batch, decode_only=False), queries(steps[0], 8, seed)
+    first = replace(
+        steps[0], kv=kv, batch=replace(batch, block_tables=torch.zeros((4, 80), dtype=torch.int64, device=DEVICE))
+    )
+    attend(first, query)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = attend(first, query)
+    for step in steps:
+        kv.fill_(torch.nan)[: len(step.kv)] = step.kv
+        first.batch.block_tables.zero_()[:, : step.batch.block_tables.shape[1]] = step.batch.block_tables
+        first.batch.seq_lens.copy_(step.batch.seq_lens)
+        first.batch.query_start.copy_(step.batch.query_start)
+        graph.replay()
+        chunks = torch.tensor([count > 1 for count in step.batch.query_lens for _ in range(count)])
+        assert errors(output, step, query)[chunks].max() < ERROR[torch.bfloat16], f"seed {seed}"
 
 
 def test_a_cache_of_more_elements_than_32_bits_count(device: torch.device, seed: int) -> None:

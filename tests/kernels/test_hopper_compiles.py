@@ -1,0 +1,58 @@
+"""The attention of chunks for Hopper cards compiles for one, also where there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which has no macOS build")
+
+PROGRAM = """
+import sys
+import triton
+from ppkernels.gpu.hopper import MOST_ROWS
+from ppkernels.gpu.hopper.kernel import attend
+from ppkernels.gpu.hopper.shapes import tile_tokens
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+name, group, head_dim, block_size = sys.argv[1], *map(int, sys.argv[2:])
+copied = {"queries": (f"{tile_tokens(group) // 2}, {group}, 64", 3), "cache": (f"{min(block_size, 128)}, 64", 2)}
+types = dict.fromkeys(("tables", "lengths", "query_start", "pairs", "counter"), "*i32")
+types |= {"output": f"*{name}", "partial": "*fp32", "weights": "*fp32", "scale": "fp32"}
+for argument, (shape, rank) in copied.items():
+    types[argument] = f"tensordesc<{name}[{shape}],{gl.NVMMASharedLayout(128, 16, rank)!r}>"
+constants = {
+    "KV_HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_SIZE": block_size, "MOST_ROWS": MOST_ROWS,
+    "DOT": {"bf16": gl.bfloat16, "fp16": gl.float16}[name],
+}
+names = attend.arg_names
+signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+source = GluonASTSource(attend, signature, {(names.index(name),): value for name, value in constants.items()})
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+print(compiled.metadata.shared, "wgmma" in compiled.asm["ptx"], len(compiled.asm["cubin"]) > 0)
+"""
+SHARED = 227 * 1024
+"""Bytes of shared memory that a program may have on such a card."""
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "head_dim", "block_size"), [("bf16", 4, 128, 16), ("fp16", 1, 64, 32), ("bf16", 64, 128, 256)]
+)
+def test_it_compiles(name: str, group: int, head_dim: int, block_size: int, tmp_path: Path) -> None:
+    arguments = [name, *map(str, (group, head_dim, block_size))]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    shared, *right = run.stdout.split()
+    assert int(shared) <= SHARED
+    assert right == ["True", "True"]
