@@ -9,7 +9,7 @@ import pytest
 
 FAKE = '''
 """The part of vLLM that the driver uses."""
-import json, os, sys
+import json, os, subprocess, sys
 from types import SimpleNamespace
 
 __version__ = "0.0.fake"
@@ -24,11 +24,19 @@ class SamplingParams:
 
 class LLM:
     def __init__(self, model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len,
-                 skip_tokenizer_init=False):
+                 skip_tokenizer_init=False, worker_extension_cls=""):
         if model.endswith("broken"):
             raise RuntimeError("no such model")
         self.said = [model, tensor_parallel_size, pipeline_parallel_size, dtype, load_format, max_model_len]
+        self.extension = worker_extension_cls
         os.write(1, b"so do its processes\\n")
+
+    def collective_rpc(self, method, args):
+        """The real one's workers are processes: they find the extension by their environment."""
+        module, name = self.extension.split(".")
+        code = f"import {module}; {module}.{name}.{method}; assert {args} == ({args[0]},)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+        self.said.append([method, *args])
 
     def generate(self, prompts, params, use_tqdm=True):
         assert not use_tqdm and all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)

@@ -6,15 +6,20 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from fake_vllm import install
 from ppengine.bench.__main__ import check_options, make_rounds
 from ppengine.bench.beside import Vllm, check_installed, vllm_arguments
 from ppengine.bench.named_workloads import WORKLOADS
+from ppengine.bench.vllm_worker.drawn_weights import DrawnWeights
 from ppengine.bench.workload import GREEDY, Job, Sampling
 from ppengine.common.config import ConfigError, Profile
 from ppengine.common.profile_sections import ModelConfig, ParallelConfig
+from ppengine.models.loader import DUMMY_SCALE
+from torch import nn
 
 
 @pytest.fixture
@@ -79,8 +84,27 @@ def test_vllm_gets_the_same_requests(fake_vllm: Path, tmp_path: Path) -> None:
         assert other.started.version == "0.0.fake"
         assert other.run(jobs) > 0 and other.run([Job([1], 1)]) > 0
     calls = fake_vllm.read_text().splitlines()
-    said = f'["{tmp_path}", 1, 2, "bfloat16", "dummy", 2048]'
+    said = f'["{tmp_path}", 1, 2, "bfloat16", "dummy", 2048, ["draw_weights", 0.05]]'
     assert calls == [f"[{said}, [3, 1], [0.8, 0.95, 50, 1]]", f"[{said}, [1], [0.0, 1.0, -1, null]]"]
+
+
+def test_weights_of_a_checkpoint_stay(fake_vllm: Path, tmp_path: Path) -> None:
+    profile = make_profile(str(tmp_path))
+    read = msgspec.structs.replace(profile, model=msgspec.structs.replace(profile.model, load_format="auto"))
+    with Vllm(vllm_arguments(read), sys.executable) as other:
+        other.run([Job([1], 1)])
+    assert '"auto", 2048], [1]' in fake_vllm.read_text()
+
+
+def test_dummy_weights_of_vllm_are_drawn_as_ours() -> None:
+    layers = nn.ModuleDict({"q_proj": nn.Linear(200, 100), "input_layernorm": nn.LayerNorm(5000)})
+    worker = DrawnWeights()
+    worker.model_runner = SimpleNamespace(model=layers)
+    assert worker.draw_weights(DUMMY_SCALE) == 4
+    for name, parameter in layers.named_parameters():
+        one = name == "input_layernorm.weight"
+        assert parameter.mean().item() == pytest.approx(float(one), abs=0.03), name
+        assert parameter.std().item() == pytest.approx(DUMMY_SCALE, rel=0.5), name
 
 
 def test_a_vllm_that_fails_is_reported(

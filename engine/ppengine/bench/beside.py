@@ -18,9 +18,10 @@ import msgspec
 
 from ppengine.bench import vllm_side
 from ppengine.bench.sides import run_engine
-from ppengine.bench.vllm_side import Answer, Round
+from ppengine.bench.vllm_side import Answer, Round, Start
 from ppengine.bench.workload import Job
 from ppengine.common.config import Profile
+from ppengine.models.loader import DUMMY_SCALE
 from ppengine.offline.llm import LLM
 
 WARM_UP = 8
@@ -97,7 +98,8 @@ class Vllm:
         command = [python, str(Path(vllm_side.__file__))]
         environment = os.environ | {"PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        self.started = self._ask(arguments)
+        dummy = DUMMY_SCALE if arguments["load_format"] == "dummy" else 0.0
+        self.started = self._ask(Start(arguments=arguments, dummy_scale=dummy))
 
     def run(self, jobs: list[Job]) -> float:
         """Return the seconds that vLLM takes for all jobs."""

@@ -1,7 +1,7 @@
 """vLLM as the other side of a comparison, in a process of its own. It imports nothing of this package.
 
-It reads one JSON line with the arguments of `vllm.LLM`, then one line a round, and answers each by one line. vLLM and
-its processes print to stdout; so the answers go to a copy of it, and stdout itself to stderr.
+It reads one JSON line with the start of vLLM, then one line a round, and answers each by one line. vLLM and its
+processes print to stdout; so the answers go to a copy of it, and stdout itself to stderr.
 """
 
 from __future__ import annotations
@@ -10,9 +10,20 @@ import importlib
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+WORKER = Path(__file__).with_name("vllm_worker")
+"""Folder of the module that vLLM's workers import: no other module of this package is found from there."""
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of `vllm.LLM`, and the scale of dummy weights; 0 for weights of a checkpoint."""
+
+    arguments: dict[str, Any]
+    dummy_scale: float = 0.0
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +42,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     tokens: int = 0
     version: str = ""
+
+
+def start(vllm: Any, how: Start) -> Any:
+    """Return a `vllm.LLM` that has its weights."""
+    if not how.dummy_scale:
+        return vllm.LLM(**how.arguments)
+    # Its workers are processes that get this one's environment.
+    paths = [str(WORKER), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.path.insert(0, str(WORKER))
+    llm = vllm.LLM(**how.arguments, worker_extension_cls="drawn_weights.DrawnWeights")
+    llm.collective_rpc("draw_weights", args=(how.dummy_scale,))
+    return llm
 
 
 def run_round(vllm: Any, llm: Any, work: Round) -> Answer:
@@ -55,10 +79,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lines = iter(sys.stdin.buffer.readline, b"")
-    arguments = msgspec.json.decode(next(lines))
+    how = msgspec.json.decode(next(lines), type=Start)
     begun = time.perf_counter()
     vllm = importlib.import_module("vllm")
-    llm = vllm.LLM(**arguments)
+    llm = start(vllm, how)
     started = Answer(seconds=time.perf_counter() - begun, version=str(getattr(vllm, "__version__", "")))
     answers.write(msgspec.json.encode(started) + b"\n")
     for line in lines:

@@ -18,6 +18,7 @@ from ppengine.models.layers import Source
 from ppengine.models.stage_model import StageModel
 
 DUMMY_SCALE = 0.05
+"""Standard deviation of dummy weights; those of norms are beside 1."""
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
