@@ -163,7 +163,8 @@ class World:
             return
         filled = sum(row.count for row in step.rows) // self.model.stages[0].block_size
         assert len(record.entering) <= self.host_cache.out_blocks + filled
-        assert len(record.filling) <= self.host_cache.in_blocks
+        alone = all(request.state == "loading" for request in self.scheduler.queues.running)
+        assert len(record.filling) <= max(self.host_cache.in_blocks, self.host_cache.in_alone * alone)
         size = self.model.stages[0].block_size
         for slot, digest in record.entering:
             owner = next(request for request in self.all.values() if digest in request.digests)

@@ -15,7 +15,7 @@ from scheduler_world import STATES, Driver
 
 LIVES = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 OPERATIONS = 1500
-LIMITS = [HostLimits(1, 1, 4), HostLimits(3, 2, 4), HostLimits(2, 8, 12)]
+LIMITS = [HostLimits(1, 1, 4), HostLimits(3, 2, 4), HostLimits(2, 8, 12), HostLimits(2, 1, 4, 5)]
 drivers: list[Driver] = []
 
 

@@ -240,15 +240,31 @@ def test_slots_fetched_for_a_request_that_does_not_start_are_let_go(end):
 
 def test_limits_in_blocks_of_the_place_with_the_largest():
     tiers = TierConfig(host=True, out_mib=1, in_mib=2.5, least_tokens=32)
-    assert host_limits(tiers, 2**19, on_gpus=False) == HostLimits(2, 5, 32)
-    assert host_limits(tiers, 2**24, on_gpus=True) == HostLimits(1, 1, 32), "at least one"
+    assert host_limits(tiers, 2**19, on_gpus=False) == HostLimits(2, 5, 32, 5)
+    assert host_limits(tiers, 2**24, on_gpus=True) == HostLimits(1, 1, 32, 1), "at least one"
     assert host_limits(TierConfig(), 2**19, on_gpus=False) is None
 
 
 def test_a_gpu_copies_more_in_a_step_than_a_cpu():
     tiers = TierConfig(host=True, least_tokens=32)
-    assert host_limits(tiers, 2**20, on_gpus=False) == HostLimits(8, 16, 32)
-    assert host_limits(tiers, 2**20, on_gpus=True) == HostLimits(16, 128, 32)
+    assert host_limits(tiers, 2**20, on_gpus=False) == HostLimits(8, 16, 32, 64)
+    assert host_limits(tiers, 2**20, on_gpus=True) == HostLimits(16, 128, 32, 512)
+
+
+def test_a_load_that_nothing_waits_beside_goes_in_larger_slices():
+    world = evicted(limits=LIMITS._replace(in_blocks=1, in_alone=3))
+    (request,) = world.add(PROMPT, seed=1)
+    assert len(world.schedule().moves) == 3
+    world.model.drain()
+    finish(world)
+    assert request.sources.host == 20
+    world = evicted(limits=LIMITS._replace(in_blocks=1, in_alone=3), stages=2)
+    world.add([7, 8, 9], max_tokens=9, seed=2)
+    world.schedule()
+    (request,) = world.add(PROMPT, seed=1)
+    assert len(world.schedule().moves) == 1, "the other one's next token waits for this step"
+    finish(world)
+    assert request.sources.host == 20
 
 
 def test_without_a_host_cache_there_is_nothing_of_it():

@@ -46,7 +46,9 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     None: 8 on CPUs, 16 on GPUs."""
     in_mib: Annotated[float, Meta(gt=0, le=2**16)] | None = None
-    """Most MiB that a step copies from the host cache, on each stage. None: 16 on CPUs, 128 on GPUs."""
+    """Most MiB that a step copies from the host cache, on each stage.
+
+    None: 16 on CPUs, 128 on GPUs, and four times that while no other request runs."""
     least_tokens: Annotated[int, Meta(ge=1, le=2**22)] = 64
     """Shortest prefix that is loaded; a shorter one is computed."""
     find_ms: Annotated[int, Meta(ge=1, le=60_000)] = 100

@@ -18,6 +18,8 @@ from ppengine.protocol.steps import MoveKind
 _MIB = 2**20
 _ON_CPUS, _ON_GPUS = (8.0, 16.0), (16.0, 128.0)
 """Most MiB that a step copies out and in: on a GPU, at some 50 GB/s, a third of a millisecond and two and a half."""
+_ALONE = 4
+"""Times so much is copied in by a step while no other request waits for its tokens: fewer steps have fewer turns."""
 _BATCH = 32
 """Queued blocks that are worth the fixed cost of copies in a step: on CPUs, that of some blocks."""
 _LOOKED_AT = 4
@@ -33,6 +35,8 @@ class HostLimits(NamedTuple):
     """Most blocks that a step copies from the host."""
     least_tokens: int
     """Shortest prefix that is loaded."""
+    in_alone: int = 0
+    """Most blocks that a step copies from the host while nothing else runs, if more than `in_blocks`."""
 
 
 def host_limits(tiers: TierConfig, block_bytes: int, *, on_gpus: bool) -> HostLimits | None:
@@ -45,7 +49,8 @@ def host_limits(tiers: TierConfig, block_bytes: int, *, on_gpus: bool) -> HostLi
     usual = _ON_GPUS if on_gpus else _ON_CPUS
     mibs = (own or most for own, most in zip((tiers.out_mib, tiers.in_mib), usual, strict=True))
     out, back = (max(1, int(mib * _MIB / block_bytes)) for mib in mibs)
-    return HostLimits(out, back, tiers.least_tokens)
+    alone = _ALONE * back if tiers.in_mib is None else back
+    return HostLimits(out, back, tiers.least_tokens, alone)
 
 
 @dataclass(slots=True, eq=False)
@@ -206,13 +211,16 @@ class CacheCopies:
         self.loads[request] = Load(slots, blocks)
         request.state = "loading"
 
-    def add_in(self) -> None:
+    def add_in(self, alone: bool) -> None:
         """Add the next copies of loads to the draft, as many as a step may have; the first load comes first.
+
+        `alone`: no other request runs, whose tokens would wait for the step.
 
         A block is copied once, and all its users wait for that step. Fenced requests get no copies:
         their loads end with the fence.
         """
-        steps, left = self._steps, self._limits.in_blocks
+        steps, limits = self._steps, self._limits
+        left = max(limits.in_blocks, limits.in_alone) if alone else limits.in_blocks
         for request, load in self.loads.items():
             if request.fence is not None:
                 continue

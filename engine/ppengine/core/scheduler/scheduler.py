@@ -107,7 +107,7 @@ class Scheduler:
         """
         sends = bool(rows) or self.steps.urgent
         if copies.loads and (sends or len(self.steps.unretired) < self.depth):
-            copies.add_in()
+            copies.add_in(alone=len(self.queues.running) == len(copies.loads))
             sends = sends or self.steps.urgent
         idle = not (self.paused or self.steps.unretired or self.queues.running)
         if idle or (sends and copies.due):
