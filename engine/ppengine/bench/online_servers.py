@@ -94,7 +94,9 @@ class EngineServer(Server):
             self.socket = config.endpoint("front")
             """Endpoint of the core for programs."""
             target, key = f"http://{config.profile.http.listen}", os.environ.get(KEY_VARIABLE, "")
-            _until_200(target, "/ready", key, READY_S, lambda: None)
+            # Each connection may reach another process, and each hears of the end of loading for itself.
+            for _ in range(4 * http.processes):
+                _until_200(target, "/ready", key, READY_S, lambda: None)
             super().__init__(target, key)
         except BaseException:
             self.close()
