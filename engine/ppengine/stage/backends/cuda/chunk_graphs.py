@@ -26,7 +26,8 @@ from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
 
-SIZES = (64, 128, 256, 512, 1024)
+SIZES = (64, 128, 192, 256, 384, 512, 768, 1024)
+"""Padded numbers of tokens; from 128 on less than half as many again as a step has."""
 ROWS = (32, 128, 512)
 """Padded numbers of rows; a step has no more rows than tokens."""
 _ALIGNED = 4
