@@ -23,7 +23,7 @@ LEAST_SECONDS = 2
 MOST = 15
 """Number of newest seconds whose means of a class are kept."""
 APART_NS = 3_000_000_000
-"""Nanoseconds without a message after which two slow seconds are no longer one slowness."""
+"""Nanoseconds without a message after which two slow seconds are no longer one slowness, and a second ends anyhow."""
 
 
 class _Sum(NamedTuple):
@@ -85,8 +85,12 @@ class LinkWatch:
                 self._second[kind] = _Sum(known.messages + 1, known.size + into[SIZE], known.ms + ms, error_ms)
 
     def due(self, now_ns: int) -> bool:
-        """Whether the second is over."""
-        return now_ns - self._since_ns >= WINDOW_NS
+        """Whether the second is over.
+
+        Messages are taken once both ends have reported them. Until then the excuses of their time are kept for them.
+        """
+        length_ns = now_ns - self._since_ns
+        return length_ns >= APART_NS or (length_ns >= WINDOW_NS and bool(self._second))
 
     def close(self, now_ns: int, waited_ns: int = 0, *, disturbed: bool = False) -> None:
         """End the second, once it is over.
