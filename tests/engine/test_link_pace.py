@@ -7,7 +7,7 @@ from monitor_helpers import record
 from ppengine.common.link_pace import APART_NS, LinkWatch
 from ppengine.common.ring import Kind
 from ppengine.diagnosis import diagnose
-from ppengine.diagnosis.budgets import LINK_AFTER_S
+from ppengine.diagnosis.budgets import LINK_AFTER_S, LINK_WAITS_S, UNSEEN_AFTER_S
 from ppengine.protocol.stage_samples import LinkPace, PaceSample
 
 SECOND = 1_000_000_000
@@ -117,8 +117,16 @@ def slow(seconds=LINK_AFTER_S, **changes):
 
 
 def with_slow_link(count, k, seconds=LINK_AFTER_S):
-    sent = msgspec.structs.replace(edge("send", k + 1, message(7)), pace=slow(seconds))
-    return with_stage(healthy(count), k, edges=(sent,))
+    return with_slow_links(count, {k: slow(seconds)})
+
+
+def with_slow_links(count, paces):
+    """Stages whose links are slow, by their senders."""
+    stages = healthy(count)
+    for k, pace in paces.items():
+        sent = msgspec.structs.replace(edge("send", k + 1, message(7)), pace=pace)
+        stages = with_stage(stages, k, edges=(sent,))
+    return stages
 
 
 @pytest.mark.parametrize(("count", "k"), [place for place in PLACES if place[1] < place[0] - 1])
@@ -152,3 +160,45 @@ def test_link_between_nodes_is_named_with_both(nodes, between):
     stages = [msgspec.structs.replace(one, node=node) for one, node in zip(with_slow_link(2, 0), nodes, strict=True)]
     (verdict,) = diagnose(evidence(stages))
     assert verdict.summary == f"link stage 0 -> stage 1{between} is slow: 102 kB/s, 210 MB/s before"
+
+
+@pytest.mark.parametrize("seconds", [LINK_AFTER_S, 2 * LINK_WAITS_S])
+def test_link_that_loses_little_beside_another_is_evidence_alone(seconds):
+    """Answers of a receiver behind a slow link come back late, so the link to it is slower, too."""
+    stages = with_slow_links(3, {0: slow(seconds, lost=0.3), 1: slow(lost=0.97)})
+    (verdict,) = diagnose(evidence(stages))
+    assert (verdict.stage, verdict.cause) == (1, "link")
+    assert verdict.evidence[-1].startswith("also slow: link stage 0 -> stage 1: its receiver waits 30 % of the time")
+
+
+def test_links_that_lose_alike_are_one_verdict_without_a_name():
+    (verdict,) = diagnose(evidence(with_slow_links(3, {0: slow(lost=0.5), 1: slow(lost=0.6)})))
+    assert (verdict.stage, verdict.cause, verdict.root) == (None, "link", True)
+    assert verdict.summary == "2 links between stages are slow alike; none is clearly slower"
+    assert [line.split(":")[0] for line in verdict.evidence[:2]] == [
+        "link stage 0 -> stage 1", "link stage 1 -> stage 2",
+    ]  # fmt: skip
+
+
+def test_ranks_of_one_slow_link_are_named():
+    stages = [
+        msgspec.structs.replace(one, ranks=2, rank=rank)
+        for one in with_slow_link(2, 0)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert [(each.stage, each.rank) for each in diagnose(evidence(stages))] == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("why", ["slow for less long", "sender not seen"])
+def test_link_waits_for_one_that_loses_more(why):
+    """A loaded host made the link before the slow one slow first, and that one was named."""
+
+    def judged(seconds):
+        worse = slow(lost=0.97, seconds=1.0 if why == "slow for less long" else LINK_AFTER_S)
+        stages = with_slow_links(3, {0: slow(seconds, lost=0.3), 1: worse})
+        if why == "sender not seen":
+            stages = with_stage(stages, 1, sample_age_s=UNSEEN_AFTER_S + 0.1)
+        return [each.stage for each in diagnose(evidence(stages)) if each.cause == "link"]
+
+    assert judged(LINK_AFTER_S) == judged(LINK_WAITS_S - 0.1) == []
+    assert judged(LINK_WAITS_S) == [0], "it does not wait for ever"

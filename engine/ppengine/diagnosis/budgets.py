@@ -49,6 +49,8 @@ STARVED_AFTER_S = 4.0
 """Seconds in which a main thread waits for a core while others idle, before it is named."""
 LINK_AFTER_S = 3.0
 """Seconds in which a link is slow before it is named: a message that the host delays is one, and soon over."""
+LINK_WAITS_S = 6.0
+"""Seconds in which a slow link is not named because another one loses more and is not slow for long enough yet."""
 UNSCHEDULED_AFTER_S = 3.0
 HELD_S = 2.0
 """Seconds of the newest four in long turns of the core, from which it is held: no stage gets a step in one."""

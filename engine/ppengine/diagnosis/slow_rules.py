@@ -6,10 +6,12 @@ The ratios from which they count as slow are in `common/link_pace.py` and `agent
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ppengine.diagnosis.budgets import (
     HELD_BACK,
     LINK_AFTER_S,
+    LINK_WAITS_S,
     PHASE_BUDGET_S,
     SLOW_AFTER_S,
     STRAGGLER_AFTER_S,
@@ -33,6 +35,31 @@ _ALL_SLOW = 1.2
 """If every stage is this much slower than before, the host is slow, and a stage only if it exceeds the others."""
 _STANDS_OUT = 2.0
 """By so much more than another. A stage that gets fewer steps, because another is slow, is slower with each of them."""
+_LOOK = "tc qdisc show; ss -tinp"
+
+
+class _SlowLink(NamedTuple):
+    """One link on which messages take longer than they did."""
+
+    sender: StageEvidence
+    peer: int
+    pace: LinkPace
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Both stages: links of their ranks are one link."""
+        return self.sender.stage, self.peer
+
+    def name(self, nodes: Mapping[int, str]) -> str:
+        """Return both stages, with their nodes if these differ."""
+        ends = self.sender.node, nodes.get(self.peer, "")
+        between = f" ({ends[0]} -> {ends[1]})" if all(ends) and ends[0] != ends[1] else ""
+        return f"{self.sender.name} -> {self.sender.name_of(self.peer)}{between}"
+
+    def text(self, nodes: Mapping[int, str]) -> str:
+        """Return the link with the time that it costs and its rates."""
+        rates = f"{rate_text(self.pace.rate)}, {rate_text(self.pace.usual_rate)} before"
+        return f"link {self.name(nodes)}: its receiver waits {percent(self.pace.lost)} of the time; {rates}"
 
 
 def slow_phases(case: Case) -> list[Verdict]:
@@ -52,16 +79,32 @@ def slow_phases(case: Case) -> list[Verdict]:
 
 
 def slow_links(case: Case) -> list[Verdict]:
-    """Return the links on which messages take longer than they did, each at its sender, unless a fault explains it."""
+    """Return the links on which messages take longer than they did, each at its sender, unless a fault explains it.
+
+    A busy host or network delays messages everywhere, and answers that come back late slow a healthy link down. So only
+    a link that loses clearly more time than the others is named. Links that lose alike are one verdict.
+    """
     if case.guilty or case.evidence.slowed:
         return []
-    nodes = {stage.stage: stage.node for stage in case.evidence.stages}
-    return [
-        _slow_link(stage, edge.peer, edge.pace, nodes)
+    slow = [
+        _SlowLink(stage, edge.peer, edge.pace)
         for stage in case.evidence.stages
         for edge in stage.edges
-        if edge.pace is not None and edge.pace.slow_ms >= LINK_AFTER_S * 1e3 and not is_unseen(stage)
+        if edge.pace is not None
     ]
+    ripe = [link for link in slow if link.pace.slow_ms >= LINK_AFTER_S * 1e3 and not is_unseen(link.sender)]
+    if not ripe:
+        return []
+    worst = max(ripe, key=lambda link: link.pace.lost)
+    patient = all(link.pace.slow_ms < LINK_WAITS_S * 1e3 for link in ripe)
+    if patient and any(link.pace.lost > worst.pace.lost for link in slow):
+        return []  # The other one is slow for less long, or its sender has not been seen for a moment.
+    alike = [link for link in ripe if link.pace.lost * _STANDS_OUT > worst.pace.lost]
+    nodes = {stage.stage: stage.node for stage in case.evidence.stages}
+    if len({link.ends for link in alike}) > 1:
+        return [_links_alike(alike, nodes)]
+    less = [f"also slow: {link.text(nodes)}" for link in slow if link not in alike]
+    return [_slow_link(link, nodes, less) for link in alike]
 
 
 def stragglers(case: Case) -> list[Verdict]:
@@ -92,23 +135,39 @@ def _slow_phase(stage: StageEvidence) -> Verdict:
     )
 
 
-def _slow_link(sender: StageEvidence, peer: int, pace: LinkPace, nodes: Mapping[int, str]) -> Verdict:
+def _slow_link(link: _SlowLink, nodes: Mapping[int, str], less: list[str]) -> Verdict:
+    """Return the verdict on one link. `less`: lines on links that lose less."""
+    sender, pace = link.sender, link.pace
     k, now, before = sender.stage, rate_text(pace.rate), rate_text(pace.usual_rate)
-    name, other = sender.name, sender.name_of(peer)
-    ends = sender.node, nodes.get(peer, "")
-    between = f" ({ends[0]} -> {ends[1]})" if all(ends) and ends[0] != ends[1] else ""
+    name, other = sender.name, sender.name_of(link.peer)
     return Verdict(
         stage=k,
         rank=sender.shown_rank,
         cause="link",
-        summary=f"link {name} -> {other}{between} is slow: {now}, {before} before",
+        summary=f"link {link.name(nodes)} is slow: {now}, {before} before",
         since_s=pace.slow_ms / 1e3,
         evidence=[
             f"{other} waits {percent(pace.lost)} of the time for messages that {name} has sent",
             f"a message under way moves at {now}; messages of these sizes moved at {before} here before",
             "both processes live, and the receiver has posted what it waits for",
+            *less,
         ],
-        suggest=f"ppconsole restart-stage {k} (connects again; if it stays slow: tc qdisc show; ss -tinp)",
+        suggest=f"ppconsole restart-stage {k} (connects again; if it stays slow: {_LOOK})",
+    )
+
+
+def _links_alike(links: list[_SlowLink], nodes: Mapping[int, str]) -> Verdict:
+    """Return the verdict on several links of which none is clearly slower than the others."""
+    return Verdict(
+        stage=None,
+        cause="link",
+        summary=f"{len(links)} links between stages are slow alike; none is clearly slower",
+        since_s=max(link.pace.slow_ms for link in links) / 1e3,
+        evidence=[
+            *(link.text(nodes) for link in links),
+            "missing: the one at fault; a busy host or network delays messages on all of them",
+        ],
+        suggest=f"look at the network between all stages: {_LOOK}",
     )
 
 
