@@ -39,10 +39,10 @@ from ppconsole.view import (
 from ppconsole.view.cells import Column, Row, text_of, width_of
 from ppconsole.view.frame import frame
 from ppconsole.view.keys import HELP_KEYS, help_rows
-from ppengine.common.ring.layout import Kind
 from ppengine.protocol.clients import ClientInfo
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
+from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.stage_info import CordonInfo
 
 

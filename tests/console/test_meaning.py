@@ -9,7 +9,7 @@ from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.view import colours, help_page, legend, marks, meaning, request_table, wording
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.theme import PALETTES
-from ppengine.common.ring.layout import Kind
+from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.snapshot import Why
 from ppengine.protocol.stage_info import CordonInfo
 from test_tui_console import console

@@ -32,6 +32,7 @@ from ppconsole.view.cells import cut, fit, id_text, text_of, width_of, wrap
 from ppconsole.view.frame import frame
 from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
+from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import Event, Latency, SloInfo, Why
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
@@ -333,6 +334,12 @@ def test_timeline_shows_micro_batches_and_idle():
     assert "".join(glyph for glyph, _ in timeline.lane(entries, 200.0, 20)) == "          22222>····"
     picture = snapshots.snapshot(2, 0)
     assert text_of(timeline.rows(picture, stage_rows.fold(picture, 8)[0], 40)[0]).startswith(" TIMELINE  last 200 ms")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind.word not in ("idle", "step", "device", "mask")])
+def test_each_operation_has_a_glyph_in_the_timeline(kind):
+    cells = timeline.lane([[kind.value, 7, 100.0, 100.0]], 100.0, 4)
+    assert len(set(cells)) == 1 and cells[0][0] not in (timeline.IDLE, timeline.UNKNOWN)
 
 
 def test_the_timeline_keeps_its_scale_whatever_the_stages_report():

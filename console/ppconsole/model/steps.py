@@ -6,13 +6,10 @@ from collections.abc import Iterable, Set
 from typing import NamedTuple
 
 from ppengine.protocol.inspection import OpRecord, RingsDetail, StageRings
+from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS, WAIT_WORDS
 from ppengine.protocol.place import Place
 
 from ppconsole.model.ranks import short
-
-_RANK_WAITS = frozenset({"all_reduce", "all_gather"})
-WAITS = frozenset({"idle", "receive", "token_return", "room", "collective", "mask"}) | _RANK_WAITS
-"""Operations in which a stage does no work of its own."""
 
 
 class StepCell(NamedTuple):
@@ -74,7 +71,7 @@ def _main(stage: StageRings) -> list[OpRecord]:
 
 
 def _cell(step: OpRecord, parts: list[OpRecord], stage: int, now_ns: int) -> StepCell:
-    waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAITS)
+    waited = sum(_held_ns(part, now_ns) for part in parts if part.kind in WAIT_WORDS)
     total = (step.done_ns or now_ns) - step.begun_ns
     held = [part for part in parts if not part.done_ns and not part.returned_ns]
     op = held[-1] if held and not step.done_ns else None
@@ -94,7 +91,7 @@ def _held_ns(part: OpRecord, now_ns: int) -> int:
 
 def op_text(record: OpRecord, stage: int) -> str:
     """Return `send>1` or `forward`; of a wait for a rank of the same stage `all_reduce<1.0`."""
-    if record.kind in _RANK_WAITS and record.peer >= 0:
+    if record.kind in RANK_WAIT_WORDS and record.peer >= 0:
         return f"{record.kind}<{short(Place(stage, record.peer), ranked=True)}"
     arrow = {"receive": "<", "token_return": "<", "send": ">", "room": ">"}.get(record.kind)
     return f"{record.kind}{arrow}{record.peer}" if arrow and record.peer >= 0 else record.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppengine.protocol.operation_kinds import RANK_WAITS, Kind
 from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.model.ranks import place_of
@@ -13,24 +14,28 @@ from ppconsole.view.marks import faulty_places
 from ppconsole.view.stage_rows import StageRow, name_width
 
 IDLE = "·"
-_FORWARD, _EMBED, _HEAD, _SAMPLE, _ON_DEVICE = 3, 2, 4, 5, 17
 KINDS: dict[int, tuple[str, str]] = {
-    1: ("<", "gantt.wait"), 6: (">", "gantt.send"), 7: ("o", "gantt.swap"), 8: ("n", "gantt.swap"),
-    9: ("x", "gantt.swap"), 10: ("z", "gantt.swap"), 11: ("c", "gantt.send"), 13: ("t", "gantt.wait"),
-    14: ("L", "gantt.swap"), 16: (">", "gantt.wait"),
-    18: ("r", "gantt.wait"), 19: ("r", "gantt.wait"),
-    _EMBED: ("e", "gantt.work"), _HEAD: ("h", "gantt.work"), _SAMPLE: ("s", "gantt.work"),
+    Kind.SEND: (">", "gantt.send"), Kind.COLLECTIVE: ("c", "gantt.send"),
+    Kind.RECEIVE: ("<", "gantt.wait"), Kind.TOKEN_RETURN: ("t", "gantt.wait"), Kind.ROOM: (">", "gantt.wait"),
+    Kind.SWAP_OUT: ("o", "gantt.swap"), Kind.SWAP_IN: ("n", "gantt.swap"), Kind.COPY: ("x", "gantt.swap"),
+    Kind.MAP: ("z", "gantt.swap"), Kind.LOAD: ("L", "gantt.swap"),
+    Kind.EMBED: ("e", "gantt.work"), Kind.HEAD: ("h", "gantt.work"), Kind.SAMPLE: ("s", "gantt.work"),
+    **dict.fromkeys(RANK_WAITS, ("r", "gantt.wait")),
 }  # fmt: skip
 UNKNOWN = " "
 """Before the oldest operation that is kept."""
 LEGEND = ("0-9 micro-batch", "<wait", ">send", "·idle", "o n swap out, in", "e h s embed, head, sample")
 KEYS = "z Z"
 # A device works beside its host: what that does is painted over it, where it does not merely wait.
-_RANK = {
-    _FORWARD: 6, _EMBED: 5, _HEAD: 5, _SAMPLE: 5, 7: 4, 8: 4, 9: 4, 10: 4, 6: 3, 11: 3, 14: 3, 16: 3, _ON_DEVICE: 2,
-    1: 1, 13: 1, 18: 2, 19: 2,
-}  # fmt: skip
-_RANK_WAITS, _LONG = (18, 19), 7
+_RANK: dict[int, int] = {
+    Kind.FORWARD: 6,
+    **dict.fromkeys((Kind.EMBED, Kind.HEAD, Kind.SAMPLE), 5),
+    **dict.fromkeys((Kind.SWAP_OUT, Kind.SWAP_IN, Kind.COPY, Kind.MAP), 4),
+    **dict.fromkeys((Kind.SEND, Kind.COLLECTIVE, Kind.LOAD, Kind.ROOM), 3),
+    **dict.fromkeys((Kind.ON_DEVICE, *RANK_WAITS), 2),
+    **dict.fromkeys((Kind.RECEIVE, Kind.TOKEN_RETURN), 1),
+}
+_LONG = 7
 """Waits for other ranks are inside the layers: one that fills a cell is painted over them, a shorter one below them."""
 
 
@@ -50,9 +55,9 @@ def lane(entries: Sequence[Sequence[float]], span: float, width: int) -> list[tu
         rank = _RANK.get(kind, 0)
         if rank == 0:
             continue
-        if kind in _RANK_WAITS and entry[3] >= span / width:
+        if kind in RANK_WAITS and entry[3] >= span / width:
             rank = _LONG
-        glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind in (_FORWARD, _ON_DEVICE) else KINDS[kind]
+        glyph = (str(micro % 10), f"gantt.{micro % 2}") if kind in (Kind.FORWARD, Kind.ON_DEVICE) else KINDS[kind]
         first = int((span - entry[2]) / span * width)
         last = max(first, int((span - entry[2] + entry[3]) / span * width - 1e-9))
         for index in range(max(0, first), min(width, last + 1)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS, Kind
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
 from ppengine.protocol.stage_info import StageInfo, StreamInfo, Waiting
@@ -47,8 +48,8 @@ SHORT = {
     "collective": "coll", "device": "gpu", "all_reduce": "reduce", "all_gather": "gather",
 }  # fmt: skip
 """Kinds of operations by the shorter word that STREAM:OP has for them."""
-RANK_WAITS = frozenset({"all_reduce", "all_gather", "collective"})
-"""Operations that wait for a rank of the same stage."""
+_RANK_WAITS = RANK_WAIT_WORDS | {Kind.COLLECTIVE.word}
+"""Operations that may wait for a rank of the same stage."""
 MAIN = "main"
 """Name of the stream of the step loop."""
 OPERATION = re.compile(r"([a-z_]+)([<>]\d+(?:\.\d+)?)?(.*)", re.DOTALL)
@@ -86,7 +87,7 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
 def with_rank(op: str, stage: StageInfo) -> str:
     """Return an operation of a stage; one that waits for a rank names it in full, `all_reduce<1.0 m7`."""
     found = OPERATION.fullmatch(op)
-    if found is None or found[1] not in RANK_WAITS:
+    if found is None or found[1] not in _RANK_WAITS:
         return op
     waiting = stage.waiting_on
     rank = int(found[2][1:]) if found[2] else None if waiting is None else waiting.rank

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from ppengine.agent.ring_state import RANK_WAITS
 from ppengine.common.ring import Record
+from ppengine.protocol.operation_kinds import RANK_WAITS
 
 WINDOW_NS = 1_000_000_000
 

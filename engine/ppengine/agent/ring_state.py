@@ -9,17 +9,16 @@ from collections.abc import Iterable, Sequence
 
 from ppengine.common.groups import Groups
 from ppengine.common.ring import DONE_NS, KIND, SEQ, WAITS, Kind, Record, Row, in_ms
+from ppengine.protocol.operation_kinds import RANK_WAITS
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_info import StreamInfo, Waiting
 
 MAX_PENDING = 64
-RANK_WAITS = frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER})
-"""Operations that wait for another rank of the stage."""
 _ARROWS = {
     Kind.RECEIVE: "<", Kind.TOKEN_RETURN: "<", Kind.ALL_REDUCE: "<", Kind.ALL_GATHER: "<",
     Kind.SEND: ">", Kind.ROOM: ">",
 }  # fmt: skip
-_NAMES = {kind.value: kind.name.lower() for kind in Kind}
+_NAMES = {kind.value: kind.word for kind in Kind}
 _WHAT = {
     Kind.IDLE: "step", Kind.MASK: "mask", Kind.RECEIVE: "receive", Kind.TOKEN_RETURN: "receive",
     Kind.SEND: "send", Kind.ROOM: "send",

@@ -15,12 +15,13 @@ from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.agent.pace import Totals
 from ppengine.agent.quota_watch import QuotaWatch
 from ppengine.agent.rank_waits import RankWaits
-from ppengine.agent.ring_state import RANK_WAITS, Track, kind_name, stream_info, waiting_on
+from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
 from ppengine.common import cgroup_limits, procfs
 from ppengine.common.edge_messages import MessageTrack
 from ppengine.common.groups import Groups, site_text
 from ppengine.common.ring import KIND, MAP_RING, SIZE, STEP, Kind, Phase, RingReader, Row, Word
+from ppengine.protocol.operation_kinds import RANK_WAITS
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample

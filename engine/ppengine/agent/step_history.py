@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from ppengine.agent.pace import Pace
-from ppengine.agent.ring_state import RANK_WAITS, Track
+from ppengine.agent.ring_state import Track
 from ppengine.common.ring import (
     BEGUN_NS,
     DETAIL,
@@ -25,6 +25,7 @@ from ppengine.common.ring import (
     Row,
     in_ms,
 )
+from ppengine.protocol.operation_kinds import RANK_WAITS
 
 WINDOW_NS = 10_000_000_000
 """Window of percentiles and idle fraction, in nanoseconds."""

@@ -14,10 +14,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ppengine.agent.ring_state import RANK_WAITS, Track
+from ppengine.agent.ring_state import Track
 from ppengine.agent.stage_watch import RingFile
 from ppengine.common.config import EngineConfig
 from ppengine.common.ring import BEGUN_NS, DETAIL, DONE_NS, KIND, SEQ, SIZE, WAITS, Gauge, Kind, RingReader, Row
+from ppengine.protocol.operation_kinds import RANK_WAITS
 from ppengine.protocol.place import Place
 
 LOOK_S = 0.05

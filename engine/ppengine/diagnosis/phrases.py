@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from ppengine.common.child_process import signal_name
 from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
+from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
-
-RANK_WAITS = frozenset({"all_reduce", "all_gather"})
-"""Operations that wait for another rank of the stage."""
 
 
 def exit_words(code: int | None) -> str:
@@ -28,7 +26,7 @@ def doing(stage: StageEvidence) -> str:
     if stage.op is None:
         return "no open operation"
     peer, op = "", "no room to send" if stage.op == "room" else stage.op
-    if stage.op in RANK_WAITS:
+    if stage.op in RANK_WAIT_WORDS:
         peer = f" with rank {stage.op_peer}"
     elif stage.op_peer is not None:
         peer = f" {'to' if stage.op in ('room', 'send') else 'from'} {stage.op_peer}"

@@ -21,14 +21,15 @@ from ppengine.diagnosis.budgets import (
 from ppengine.diagnosis.case import Case, thread_lines
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.neighbours import neighbour_lines
-from ppengine.diagnosis.phrases import RANK_WAITS, percent, rate_text, seconds
+from ppengine.diagnosis.phrases import percent, rate_text, seconds
 from ppengine.diagnosis.rank_rules import rank_lines
+from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS
 from ppengine.protocol.snapshot import Verdict
 from ppengine.protocol.stage_samples import LinkPace
 
 _MEETS = "collective"
 """Phase of a loaded stage that waits for its neighbours."""
-_SERVES = frozenset({"receive", "token_return", "forward", "send"}) | RANK_WAITS
+_SERVES = frozenset({"receive", "token_return", "forward", "send"}) | RANK_WAIT_WORDS
 """Operations of a stage that serves: beside a phase of loading, the phase is the older half of a torn sample."""
 _FRESH_MS = 4000.0
 _ALL_SLOW = 1.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ppengine.common.ring import WAITS
 from ppengine.diagnosis import rank_rules
 from ppengine.diagnosis.budgets import (
     MOVED_S,
@@ -29,10 +28,9 @@ from ppengine.diagnosis.wait_graph import (
     receiving_from,
     stages_of,
 )
+from ppengine.protocol.operation_kinds import WAIT_WORDS
 from ppengine.protocol.snapshot import Cause, Verdict
 from ppengine.protocol.stage_info import StreamInfo
-
-_WAITS = frozenset(kind.name.lower() for kind in WAITS)
 
 
 def idlers_in_vain(case: Case) -> list[Verdict]:
@@ -118,7 +116,7 @@ def _at_the_end(case: Case, stage: StageEvidence, chain: list[Wait], since: floa
         return _unseen(case, root, since)
     if (stream := stuck_stream(root)) is not None:
         return _stream_stuck(case, root, stream, since)
-    if root.op in _WAITS and not _in_own_code(root):
+    if root.op in WAIT_WORDS and not _in_own_code(root):
         return _waits_for_nobody(case, root, last, since)
     if _moves(root):
         return None

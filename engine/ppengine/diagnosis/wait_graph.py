@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ppengine.common.ring import shape_text
 from ppengine.diagnosis.budgets import holds_gil, idles_in_vain, is_lost, is_stopped, is_unseen, really_waits
 from ppengine.diagnosis.evidence import Evidence, Key, StageEvidence
-from ppengine.diagnosis.phrases import RANK_WAITS
+from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.stage_samples import EdgeSample, Message
 
@@ -174,7 +174,7 @@ def _main_wait(stage: StageEvidence, stages: Places, evidence: Evidence) -> Wait
         return _device_wait(stage, stages, since)
     if not really_waits(stage):
         return None
-    if stage.op in RANK_WAITS:
+    if stage.op in RANK_WAIT_WORDS:
         return _rank_wait(stage, stages, since)
     number = receiving_from(stage, stages_of(stages))
     peer = None if number is None else stages.get((number, stage.rank))

@@ -21,9 +21,7 @@ from ppengine.common.ring.layout import (
     SEQ,
     SIZE,
     STEP,
-    WAITS,
     Gauge,
-    Kind,
     Phase,
     Record,
     Row,
@@ -35,6 +33,7 @@ from ppengine.common.ring.layout import (
 )
 from ppengine.common.ring.reader import RingReader
 from ppengine.common.ring.writer import RingWriter
+from ppengine.protocol.operation_kinds import WAITS, Kind
 
 __all__ = [
     "BEGUN_NS", "DETAIL", "DONE_NS", "DTYPES", "HEADER_BYTES", "KIND", "MAP_RING", "RETURNED_NS", "SEQ", "SIZE", "STEP",

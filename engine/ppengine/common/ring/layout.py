@@ -1,4 +1,4 @@
-"""Layout of a ring: the header, the records, and the numbers of kinds, phases and figures."""
+"""Layout of a ring: the header, the records, and the numbers of phases and figures. Kinds are in the protocol."""
 
 from __future__ import annotations
 
@@ -16,52 +16,6 @@ MAP_RING = "map"
 """Name of the ring of the thread that maps and unmaps a GPU's memory; other stages have none."""
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool")
 """Element types of messages, in the order of their codes (from 1)."""
-
-
-class Kind(IntEnum):
-    """Kind of an operation."""
-
-    IDLE = 0
-    """Waits for a step from the core."""
-    RECEIVE = 1
-    """Main ring: waits for a message. Ring `receive`: a posted one, as `Record` says of messages."""
-    EMBED = 2
-    FORWARD = 3
-    """Layers of the stage; `detail` is the number of the first one, `size` the tokens."""
-    HEAD = 4
-    SAMPLE = 5
-    SEND = 6
-    """Main ring: hands a message over, which is work of its own. Ring `send`: the message, as `Record` says."""
-    SWAP_OUT = 7
-    SWAP_IN = 8
-    COPY = 9
-    MAP = 10
-    COLLECTIVE = 11
-    STEP = 12
-    """The whole step on this stage, from taking it up to retiring it; `size` its tokens, `detail` their context."""
-    TOKEN_RETURN = 13
-    """Waits for sampled tokens from the last stage."""
-    LOAD = 14
-    DEVICE = 15
-    """Waits for a device to finish a step."""
-    ROOM = 16
-    """Inside a send: waits until fewer messages are under way, which is when the peer takes them."""
-    ON_DEVICE = 17
-    """Work of a device for a step, by its own clock; `size` and `detail` as of STEP. Written once, when the step is
-    retired: ended when the host saw it done, begun earlier by the time that the device measured, returned after
-    layers and head, before sampling. Step 0: a trial of boot with that many tokens."""
-    ALL_REDUCE = 18
-    """Waits for the part of another rank of the stage, `peer`; `detail` is the call site (`common.groups.site`)."""
-    ALL_GATHER = 19
-    """The same, for its columns."""
-    MASK = 20
-    """Waits for masks that come behind their step, from the core."""
-
-
-WAITS = frozenset({
-    Kind.IDLE, Kind.RECEIVE, Kind.ROOM, Kind.COLLECTIVE, Kind.TOKEN_RETURN, Kind.MASK, Kind.ALL_REDUCE, Kind.ALL_GATHER,
-})  # fmt: skip
-"""Operations in which a stage does no work of its own. A send is work: the kernel takes it at once."""
 
 
 class Phase(IntEnum):
