@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
 from ppengine.agent.core_watch import CoreWatch, Waits
 from ppengine.agent.device_watch import DeviceWatch
@@ -58,6 +59,18 @@ class RingFile:
         self.track.feed(rows, gone=[seq for seq, record in known.items() if record is None])
         if self.reader.name in _MESSAGE_RINGS:
             self.messages.feed(rows)
+
+
+class _Process(NamedTuple):
+    """State of the process at one look. `stat`, `thread`: of all threads, of the main one; None: it is gone."""
+
+    stat: procfs.Stat | None
+    thread: procfs.Stat | None
+    alive: bool
+    waited_ns: int | None
+    """Time without a core of the main thread so far; None: not known."""
+    groups: str
+    """Its cgroups, as /proc lists them."""
 
 
 class CpuClock:
@@ -162,6 +175,17 @@ class StageWatch:
         for file in self._files.values():
             file.read()
         now_ns = time.monotonic_ns()
+        process = self._look_at_process()
+        self._slowly(main, paused_ns, None if host is None else host.full_ns, alive=process.alive)
+        if past.pace.due(now_ns):
+            beside_ns = None if host is None or self.by_device else host.beside_ns
+            waits = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
+            ran_ns = None if process.thread is None or self.by_device else int(process.thread.cpu_s * 1e9)
+            past.pace.close(now_ns, Totals(*waits, beside_ns, ran_ns))
+        return self._sample(main, process, now_ns)
+
+    def _look_at_process(self) -> _Process:
+        """Read the state of the process, and follow it to another cgroup."""
         groups = procfs.cgroups(self._pid)
         stat, thread = procfs.read_stat(self._pid), procfs.read_stat(self._pid, self._pid)
         alive = stat is not None and stat.state not in ("Z", "X")
@@ -172,12 +196,10 @@ class StageWatch:
         self.waited_ns = waited_ns or 0
         if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
             self._follow(groups)
-        self._slowly(main, paused_ns, None if host is None else host.full_ns, alive=alive)
-        if past.pace.due(now_ns):
-            beside_ns = None if host is None or self.by_device else host.beside_ns
-            waits = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
-            ran_ns = None if thread is None or self.by_device else int(thread.cpu_s * 1e9)
-            past.pace.close(now_ns, Totals(*waits, beside_ns, ran_ns))
+        return _Process(stat, thread, alive, waited_ns, groups)
+
+    def _sample(self, main: RingFile, process: _Process, now_ns: int) -> StageSample:
+        past, (stat, thread, alive, waited_ns, groups) = self._history, process
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
