@@ -97,6 +97,23 @@ def test_a_node_without_looks_kills_its_stages(runtime: Path) -> None:
         other.kill()
 
 
+def test_the_next_actor_ends_a_stopped_agent_of_the_one_before(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives its lifeline, and once it goes on it would report the same stages beside the next one."""
+    agents = [sleeper(), sleeper()]
+    waiting = iter(agents)
+    monkeypatch.setattr(ray_node, "spawn", lambda *words, **more: next(waiting))
+    monkeypatch.setattr(NodeActor, "_guard", lambda self: None)
+    try:
+        for _ in agents:
+            NodeActor().start(msgspec.json.encode(config()), KEYS, {})
+            os.kill(agents[0].pid, signal.SIGSTOP)
+        assert agents[0].wait(30) == -signal.SIGKILL and agents[1].poll() is None
+    finally:
+        for one in agents:
+            one.kill()
+            one.wait()
+
+
 def test_a_look_brings_ends_and_lines(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeActor, "_watch_agent", lambda self: None)
     monkeypatch.setattr(NodeActor, "_guard", lambda self: None)

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ppengine.common import cluster
+from ppengine.common.child_process import kill_all, until
 from ppengine.common.config import EngineConfig
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.keys import KeyFileError
@@ -29,6 +30,8 @@ from ppengine.protocol.place import Place
 
 LONGEST_SOCKET = "control"
 _SOCKET_PATH_BYTES = 107
+CLEAR_S = 5.0
+"""Seconds for a killed process to be gone."""
 _OWNER = ".owner"
 ENGINE_ID = re.compile(r"[0-9a-f]{6}")
 NODE_FOLDER = re.compile(r"[0-9a-f]{6}@[A-Za-z0-9.-]+")
@@ -151,6 +154,14 @@ def noted_in(run_dir: Path, kind: str) -> list[int]:
             if discovery.process_start(pid) == start:
                 found.append(pid)
     return found
+
+
+def end_noted(run_dir: Path, kind: str) -> None:
+    """Kill noted processes whose names begin with `kind`: a stopped one outlives its lifeline. Raises TimeoutError."""
+    known = {pid: discovery.process_start(pid) for pid in noted_in(run_dir, kind)}
+    kill_all(known)
+    if not until(lambda: all(discovery.process_start(pid) != start for pid, start in known.items()), CLEAR_S):
+        raise TimeoutError(f"{kind}s of an actor before this one do not end: {', '.join(map(str, known))}")
 
 
 def _is_private(path: Path) -> bool:

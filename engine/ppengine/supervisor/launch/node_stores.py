@@ -7,15 +7,14 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from ppengine.common.child_process import Child, kill_all, spawn, until
-from ppengine.protocol.discovery import process_start
-from ppengine.supervisor.claims import note, noted_in
+from ppengine.common.child_process import Child, spawn, until
+from ppengine.supervisor.claims import end_noted, note
 from ppengine.supervisor.process_deaths import HELPER_AGAIN_S, ProcessDeaths
 
 StoreNews = tuple[str, int, int | None, str]
 """Role, pid, exit code and detail; without an exit code the store has started. Builtin types, as Ray brings them."""
-CLEAR_S, LEAVE_S = 5.0, 1.0
-"""Seconds for a killed store to be gone, and for one that ends in order."""
+LEAVE_S = 1.0
+"""Seconds for a store that ends in order."""
 AGAIN_S = 1.0
 """Seconds until a start is tried again for which there was no descriptor or process."""
 
@@ -32,11 +31,8 @@ class NodeStores:
         self._over = False
 
     def clear(self) -> None:
-        """Kill the stores of an actor before this one: a stopped one outlives its lifeline. Raises TimeoutError."""
-        known = {pid: process_start(pid) for pid in noted_in(self._folder, "store")}
-        kill_all(known)
-        if not until(lambda: all(process_start(pid) != start for pid, start in known.items()), CLEAR_S):
-            raise TimeoutError(f"stores of an actor before this one do not end: {', '.join(map(str, known))}")
+        """Kill the stores of an actor before this one. Raises TimeoutError."""
+        end_noted(self._folder, "store")
 
     def keep(self, roles: Collection[str]) -> list[StoreNews]:
         """Start the stores of `roles` that are missing, end others; return starts and ends since the last call."""

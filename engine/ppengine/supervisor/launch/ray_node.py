@@ -22,7 +22,7 @@ from ppengine.common.child_process import Child, kill_all, spawn
 from ppengine.common.cluster import NodeKeys, write_node_keys
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.discovery import process_start
-from ppengine.supervisor.claims import make_node, node_folders, stages_in
+from ppengine.supervisor.claims import end_noted, make_node, node_folders, note, stages_in
 from ppengine.supervisor.launch.node_stores import NodeStores, StoreNews
 
 LOOK_S = 0.25
@@ -61,6 +61,7 @@ class NodeActor:
         write_node_keys(Path(made.run_dir), msgspec.json.decode(keys, type=NodeKeys))
         stores = NodeStores(Path(made.run_dir))
         stores.clear()
+        end_noted(Path(made.run_dir), "agent")
         self._config, self._stores = made, stores
         self._watch_agent()
         self._answered = boot_time()
@@ -130,6 +131,8 @@ class NodeActor:
                     "ppengine.agent", ["--engine", str(folder / "engine.json")], log=folder / "agent.log"
                 )
                 self._agents += 1
+                # Its lifeline ends it, unless it is stopped then.
+                note(folder, "agent", self._agent.pid)
 
     def _new_lines(self) -> dict[str, bytes]:
         if self._config is None:
