@@ -388,11 +388,31 @@ def test_consoles_wait_a_moment_for_a_core_that_is_stopped() -> None:
     )
     assert not succession.turn(0.0) and not succession.turn(0.4) and len(asked) == 1
     assert not succession.turn(0.6) and len(asked) == 2, "it is asked again"
-    assert succession.turn(0.1 + WAIT_S) and len(asked) == 3
+    assert succession.turn(0.1 + WAIT_S) and len(asked) == 2, "less often from time to time"
+    assert succession.turn(1.7) and len(asked) == 3
     fresh = Succession(
         False, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one)
     )
     assert fresh.turn(0.0) and len(asked) == 3, "the first gateway has nothing to ask"
+
+
+def test_a_core_that_boots_for_a_minute_is_asked_few_times_and_its_successor_at_once() -> None:
+    asked: list[Recall] = []
+    desk = type("Desk", (), {"open": lambda self: [], "recalled": lambda *given: None})()
+    succession = Succession(
+        False, EventLog(lambda one: None), desk, Sessions(lambda *said: None), lambda one: not asked.append(one)
+    )
+    succession.core_ended(7)
+    for turn in range(600):
+        succession.turn(turn / 10)
+    assert 4 < len(asked) <= 12
+    succession.core_ended(8)
+    for now in (60.0, 60.6):
+        succession.turn(now)
+    before = asked[-2:]
+    succession.take(Recalled(newest=0, replies=[], unknown=[], pid=9), 61.0)
+    succession.turn(70.0)
+    assert asked[-2:] == before and len(asked) <= 14, "it has answered"
 
 
 def test_answers_are_bounded_and_those_without_an_end_stay() -> None:

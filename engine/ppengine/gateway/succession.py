@@ -15,8 +15,11 @@ from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.sessions import Sessions
 from ppengine.protocol.reports import Recall, Recalled
 
-AGAIN_S = 0.5
-"""Seconds after which an unanswered question is asked again."""
+AGAIN_S, AGAIN_MOST_S = 0.5, 8.0
+"""Seconds after which an unanswered question is asked again, doubled each time up to the second number.
+
+A question is lost with the core that had it. Those to one that boots wait in its socket, and the first one counts.
+"""
 WAIT_S = 1.0
 """Most seconds for which consoles wait for the core's answer."""
 
@@ -38,7 +41,7 @@ class Succession:
         self._events, self._commands, self._sessions, self._recall = events, commands, sessions, recall
         self._adopted: list[str] | None = None
         self._begun: float | None = None
-        self._asked = float("-inf")
+        self._ask_at, self._again_s = float("-inf"), AGAIN_S
         self._core_back = core_back
         self._gone: int | None = None
         """Pid of the core that ended and whose successor has not answered."""
@@ -49,10 +52,11 @@ class Succession:
         """Ask what must be asked; return whether consoles can be served."""
         if self._waiting and self._adopted is None:
             self._adopted, self._begun = self._commands.adopt(), now
-        if (self._waiting or self._events.lacks or self.core_away) and now - self._asked >= AGAIN_S:
+        if (self._waiting or self._events.lacks or self.core_away) and now >= self._ask_at:
             known = self._adopted or [] if self._gone is None else self._commands.open()
             if self._recall(Recall(after=self._events.core, commands=known)):
-                self._asked = now
+                self._ask_at = now + self._again_s
+                self._again_s = min(2 * self._again_s, AGAIN_MOST_S)
         return not self._waiting or self._begun is None or now - self._begun > WAIT_S
 
     @property
@@ -62,15 +66,16 @@ class Succession:
 
     def core_ended(self, pid: int) -> None:
         """Note that the core with `pid` has ended and that another one follows."""
-        self._gone, self._asked = pid, float("-inf")
+        self._gone, self._ask_at, self._again_s = pid, float("-inf"), AGAIN_S
 
     def take(self, answer: Recalled, now: float) -> None:
         """Enter the core's answer."""
         if answer.pid and answer.pid == self._gone:
             return
+        self._again_s = AGAIN_S
         self._events.lacks = self._events.core < answer.newest
         if answer.pid and answer.pid == self._answered:
-            # A core that boots slowly is asked again and again. What the first answer lacked has been sent since.
+            # A core that boots slowly is asked several times. What the first answer lacked has been sent since.
             answer = msgspec.structs.replace(answer, unknown=[])
         self._answered = answer.pid
         self._commands.recalled(answer, now)
