@@ -11,7 +11,7 @@ from monitor_helpers import core_report, make_config, processes, remove, stage_p
 from msgspec.structs import replace
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis import diagnose
-from ppengine.diagnosis.budgets import CORRUPT_TOLD_S, STORE_GONE_S, STORE_SILENT_S, TIER_WINDOW_S
+from ppengine.diagnosis.budgets import CHURN_LEAST, CORRUPT_TOLD_S, STORE_GONE_S, STORE_SILENT_S, TIER_WINDOW_S
 from ppengine.diagnosis.evidence import CoreEvidence
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
 from ppengine.diagnosis.tier_history import TierHistory
@@ -24,7 +24,7 @@ from ppengine.protocol.snapshot import Event, Verdict
 from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
 
 WORKS = StoreEvidence(stage=0, pid=70, age_s=0.4, jobs=3, lag_s=0.1, process_state="S")
-NVME = BackendEvidence(name="nvme0", fill=0.5, hits_new=100)
+NVME = BackendEvidence(name="nvme0", fill=0.5)
 GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
 
 
@@ -77,6 +77,7 @@ def test_a_broken_backend_is_named_with_its_error() -> None:
     assert found.summary == "backend cache0 is broken: connection refused"
     assert found.suggest == "ppconsole store pause cache0"
     assert found.evidence[0] == "state broken, breaker open, 41 calls failed or timed out"
+    assert verdicts(backends=(replace(broken, broken_for_s=9.0, state="paused"),)) == [], "as suggested"
 
 
 def test_corrupt_shards_are_named_for_a_while() -> None:
@@ -97,9 +98,10 @@ def test_a_slow_backend_is_named_where_its_job_waits() -> None:
 
 
 def test_a_full_backend_is_a_fault_only_while_nothing_is_found_in_it() -> None:
-    churns = replace(NVME, fill=0.99, evicted_new=640, hits_new=0)
-    assert one(backends=(churns,)).summary.startswith("backend nvme0 is full")
-    for change in ({"hits_new": 16}, {"hits_new": None}, {"fill": 0.5}, {"fill": None}, {"evicted_new": 2}):
+    churns = replace(NVME, fill=0.99, evicted_new=640, churns_for_s=75.0)
+    found = one(backends=(churns,))
+    assert found.summary.startswith("backend nvme0 is full") and found.since_s == 75.0
+    for change in ({"churns_for_s": None}, {"fill": 0.5}, {"fill": None}, {"state": "paused"}, {"state": "draining"}):
         assert verdicts(backends=(replace(churns, **change),)) == [], change
 
 
@@ -198,14 +200,34 @@ def test_counts_before_the_first_look_are_no_news() -> None:
     assert world.look(1.0).backends[0].corrupt_ago_s is None, "another core counts again"
 
 
-def test_hits_of_a_window_are_known_after_it() -> None:
+def test_a_backend_churns_while_a_minute_brings_no_hit() -> None:
+    world, seconds = World(), int(TIER_WINDOW_S)
+
+    def churns(evicted: int, times: int) -> list[float | None]:
+        seen = []
+        for _ in range(times):
+            world.backend.evicted_total += evicted
+            seen.append(world.look(1.0).backends[0].churns_for_s)
+        return seen
+
+    seen = churns(10, seconds + 5)
+    assert seen[10] is None and seen[-1] == pytest.approx(seconds + 4.0), "its time goes on, with the window before"
+    assert None not in churns(CHURN_LEAST // seconds, 2 * seconds), "fewer shards do not end it at once"
+    world.backend.evicted_total += CHURN_LEAST
+    world.backend.hit_tokens_total += 16
+    assert world.look(1.0).backends[0].churns_for_s is None
+    assert None not in churns(10, 2 * seconds)[seconds:], "until the hit is a minute old"
+    assert churns(0, seconds)[-1] is None
+
+
+def test_a_backend_at_the_limit_does_not_begin_and_end_to_churn_with_each_shard() -> None:
     world = World()
-    seen = []
-    for _ in range(int(TIER_WINDOW_S) + 5):
-        world.backend.evicted_total += 10
-        seen.append(world.look(1.0).backends[0])
-    assert seen[10].hits_new is None and seen[-1].hits_new == 0 and seen[-1].evicted_new == 600
-    assert seen[-1].fill == 0.99
+    changes, before = 0, None
+    for second in range(600):
+        world.backend.evicted_total += 20 * (second % 21 == 0)
+        now = world.look(1.0).backends[0].churns_for_s
+        changes, before = changes + ((now is None) != (before is None)), now
+    assert changes <= 1
 
 
 def test_a_backend_is_broken_from_its_first_report_until_its_breaker_is_closed() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ppengine.diagnosis.budgets import (
-    CHURN_LEAST,
     CORRUPT_TOLD_S,
     FAILING_LEAST,
     FAILING_TOLD_S,
@@ -122,8 +121,8 @@ def _corrupt(backend: BackendEvidence) -> _Trouble | None:
 
 
 def _broken(backend: BackendEvidence) -> _Trouble | None:
-    """Return the fault of a backend whose breaker is open."""
-    if backend.broken_for_s is None:
+    """Return the fault of a backend whose breaker is open, unless an operator has paused it, as suggested."""
+    if backend.broken_for_s is None or backend.state == "paused":
         return None
     why = backend.error or "it reports no error"
     lines = [
@@ -171,11 +170,13 @@ def _full(backend: BackendEvidence) -> _Trouble | None:
     A full one with hits is a cache at work.
     """
     full = backend.fill is not None and backend.fill >= QUOTA_FULL
-    if not full or backend.evicted_new < CHURN_LEAST or backend.hits_new != 0:
+    if not full or backend.churns_for_s is None or backend.state in ("paused", "draining"):
         return None
     lines = [
         f"{backend.fill or 0.0:.0%} of its quota is used",
         f"in {TIER_WINDOW_S:.0f} s {backend.evicted_new} shards were deleted for the quota, and no token came from it",
     ]
     summary = f"backend {backend.name} is full: it deletes for its quota, and nothing is found in it"
-    return _Trouble(summary, TIER_WINDOW_S, lines, f"ppconsole store pause {backend.name} (then a larger quota_gib)")
+    return _Trouble(
+        summary, backend.churns_for_s, lines, f"ppconsole store pause {backend.name} (then a larger quota_gib)"
+    )

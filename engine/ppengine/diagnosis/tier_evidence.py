@@ -63,8 +63,8 @@ class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Since the newest of them; None: none was seen."""
     evicted_new: int = 0
     """Shards deleted for the quota in the last minute."""
-    hits_new: int | None = None
-    """Tokens that starts loaded from it in the last minute; None: it has not been watched so long."""
+    churns_for_s: float | None = None
+    """Since it deletes much for the quota while no token comes from it; None: it does not, or is not known to."""
     fill: float | None = None
     """Used share of its quota; None: not known."""
     queue: int = 0

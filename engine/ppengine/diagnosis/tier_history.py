@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from ppengine.diagnosis.budgets import STORE_SETTLES_S, TIER_WINDOW_S
+from ppengine.diagnosis.budgets import CHURN_LEAST, STORE_SETTLES_S, TIER_WINDOW_S
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.tiers import BackendInfo, StoreInfo, TiersInfo
@@ -27,6 +27,7 @@ class _BackendHistory:
         self._broken_ns: int | None = None
         self._corrupt_ns: int | None = None
         self._failed_ns: int | None = None
+        self._churns_ns: int | None = None
         self._error = ""
         """Newest error, also if calls have succeeded since."""
 
@@ -49,13 +50,17 @@ class _BackendHistory:
         while len(self._totals) > 1 and self._totals[1][0] <= horizon:
             self._totals.popleft()
         first_ns, first = self._totals[0]
+        evicted, hits = totals[1] - first[1], totals[2] - first[2]
+        # Half the number ends it, or it would begin and end with each shard.
+        churns = first_ns <= horizon and not hits and evicted >= (CHURN_LEAST // 2 if self._churns_ns else CHURN_LEAST)
+        self._churns_ns = (self._churns_ns or horizon) if churns else None
         known = [value for value in (info.read_ms.p99, info.write_ms.p99) if value is not None]
         return BackendEvidence(
             name=info.name, state=info.state, breaker=info.breaker, error=self._error,
             broken_for_s=_since(now_ns, self._broken_ns), errors=totals[3],
             errors_new=totals[3] - first[3], errors_ago_s=_since(now_ns, self._failed_ns), corrupt=totals[0],
             corrupt_new=totals[0] - first[0], corrupt_ago_s=_since(now_ns, self._corrupt_ns),
-            evicted_new=totals[1] - first[1], hits_new=totals[2] - first[2] if first_ns <= horizon else None,
+            evicted_new=evicted, churns_for_s=_since(now_ns, self._churns_ns),
             fill=None if info.used_bytes is None else info.used_bytes / max(1, info.quota_bytes), queue=info.queue,
             slowest_ms=max(known, default=None),
         )  # fmt: skip
