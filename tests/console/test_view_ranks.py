@@ -28,6 +28,7 @@ from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.inspection import StacksDetail, StageStacks
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import IncidentInfo, Verdict
+from ppengine.protocol.stage_info import StreamInfo
 
 
 def texts(rows):
@@ -105,6 +106,13 @@ def test_no_row_of_ranks_is_wider_than_the_terminal(width: int) -> None:
     rows += pipeline.rows(picture, width) + stream_table.rows(picture, [], "", width)
     assert max(width_of(text) for text in texts(rows)) <= width
     assert any("11.7 D" in text or "11.7 dead" in text for text in texts(rows))
+
+
+def test_an_old_wait_for_a_rank_is_shown_with_its_step_at_80_columns():
+    picture = rank_snapshots.ranks()
+    stage = rank_snapshots.of(picture, 1, 0)
+    stage.streams = [StreamInfo(name="main", owner="main", op="token_return<1 m38058", age_ms=9000.0, pending=0)]
+    assert any("! token_return<1 m38058 " in line for line in texts(stream_table.rows(picture, [], "", 80)))
 
 
 def test_the_detail_compares_all_ranks_and_shows_the_selected_one():

@@ -11,6 +11,7 @@ from ppconsole.model.units import wall_text
 from ppconsole.view import (
     diagnosis,
     events,
+    figures,
     incident_table,
     ledger,
     legend,
@@ -104,6 +105,19 @@ def test_the_head_and_the_rows_agree_on_the_micro_batches_in_flight() -> None:
     rows = [text_of(line) for line in request_rows(picture, 80)]
     assert "m008 in flight" in rows[1] or "m8 in flight" in rows[1], "on its way to the first stage"
     assert text_of(request_table.pool(picture, 80)).endswith("fly m5-8"), "each that WHY or MB names"
+
+
+def test_micro_batches_without_room_are_counted() -> None:
+    numbers = [30560, 30561, 30562, 30616, 30618, 30619]
+    assert figures.micro_batches(numbers, 25) == "m560-562 m616 m618-619"
+    assert figures.micro_batches(numbers, 21) == "m560-562 m616 +2"
+    assert [figures.micro_batches(numbers, width) for width in (15, 11, 10, 1)] == ["m560-562 +3"] * 2 + ["+6"] * 2
+    assert figures.micro_batches([], 20) == ""
+
+
+def test_an_operation_has_the_shorter_word_of_its_kind() -> None:
+    assert wording.short_op("all_reduce<1.0 m7") == "reduce<1.0 m7"
+    assert [wording.short_op(op) for op in ("token_return<1", "sample", "")] == ["token<1", "sample", ""]
 
 
 def test_the_end_of_a_fault_has_one_word_and_one_time() -> None:

@@ -159,7 +159,7 @@ def streams(stage: StageInfo, width: int, ranked: bool = False) -> list[Row]:
                     with_rank(stream.op or "idle", stage),
                     "bad" if old and stream.op else ("" if stream.op else "dim"),
                 ),
-                "age": (figures.age(stream.age_ms), "warn" if old else "dim"),
+                "age": (figures.age(stream.age_ms) if stream.op else figures.NOTHING, "warn" if old else "dim"),
                 "pending": (count_text(stream.pending), ""),
                 "waits": (stream.waits_for or "", "warn"),
             },

@@ -85,14 +85,21 @@ def micro_batch(number: int) -> str:
     return f"m{number}" if number < 1000 else f"m{number % 1000:03d}"
 
 
-def micro_batches(numbers: list[int]) -> str:
-    """Return micro-batches as runs: m410-412 m415."""
+def micro_batches(numbers: list[int], width: int) -> str:
+    """Return micro-batches as runs: m410-412 m415. Those that do not fit are counted: m410-412 +1."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return " ".join(
+    shown = [
         micro_batch(first) if first == last else f"{micro_batch(first)}-{micro_batch(last)[1:]}" for first, last in runs
-    )
+    ]
+    text = ""
+    for count in range(len(runs), -1, -1):
+        left = sum(last - first + 1 for first, last in runs[count:])
+        text = " ".join([*shown[:count], *([f"+{left}"] if left else [])])
+        if len(text) <= width:
+            break
+    return text

@@ -21,7 +21,6 @@ from ppconsole.view.cells import (
     Placed,
     Row,
     Seg,
-    cut,
     fit,
     id_text,
     place,
@@ -193,14 +192,13 @@ def pool(snapshot: Snapshot, width: int) -> Row:
     for name, number in _queues(snapshot.queues):
         mark = request_mark(name)
         segs += [(f" {mark.text} ", "dim"), (count_text(number), mark.style if number else "dim")]
-    names = figures.micro_batches(wording.flying(snapshot)) or figures.NOTHING
-    segs += [(" │", "dim"), (" fly ", "dim"), (names, "")]
+    segs += [(" │", "dim"), (" fly ", "dim")]
+    room = max(1, width - sum(len(text) for text, _ in segs))
+    segs.append((figures.micro_batches(wording.flying(snapshot), room) or figures.NOTHING, ""))
     extra: list[Seg] = []
     if snapshot.preemptions_total:
         extra = [("preempted ", "dim"), (count_text(snapshot.preemptions_total), "warn")]
     used = sum(len(text) for text, _ in segs)
-    if used > width:
-        segs[-1] = (cut(names, max(1, width - used + len(names))), "")
     room = width - used - sum(len(text) for text, _ in extra) - 3
     if times := latency_segs(snapshot.latency, room):
         extra = [*times, *([("  ", ""), *extra] if extra else [])]

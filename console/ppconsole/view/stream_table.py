@@ -52,8 +52,8 @@ _COLUMNS = (
     Column("waits", STREAM["waits"], 9, 6, grow=16),
 )
 """STREAM and OWNER are as wide as their longest name, so that the operation is whole."""
-_RANKED = (_COLUMNS[0]._replace(width=6), *_COLUMNS[1:])
-"""The same with names of ranks, `12.1`."""
+_RANKED = (_COLUMNS[0]._replace(width=6), *_COLUMNS[1:3], _COLUMNS[3]._replace(width=24), *_COLUMNS[4:])
+"""The same with names of ranks, `12.1`, and room for `! all_reduce<0.1 m38058`."""
 
 
 def toggle(name: CheckName, checks: ChecksInfo) -> SetCheck:

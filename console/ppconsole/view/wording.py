@@ -84,6 +84,12 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     return f"{stream.name}:{text}"
 
 
+def short_op(op: str) -> str:
+    """Return an operation with the shorter word of its kind, `reduce<1.0` for `all_reduce<1.0`."""
+    found = OPERATION.fullmatch(op)
+    return op if found is None else f"{SHORT.get(found[1], found[1])}{found[2] or ''}{found[3]}"
+
+
 def with_rank(op: str, stage: StageInfo) -> str:
     """Return an operation of a stage; one that waits for a rank names it in full, `all_reduce<1.0 m7`."""
     found = OPERATION.fullmatch(op)
