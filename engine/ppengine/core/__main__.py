@@ -31,31 +31,16 @@ from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.common.zap import ZapHandler
 from ppengine.core.child_sockets import ChildSockets
 from ppengine.core.engine import Engine
+from ppengine.core.front import Front, FrontDesk
 from ppengine.core.journal import Journal
 from ppengine.core.journal_state import restore
 from ppengine.core.shadow_check import IDENTITY
-from ppengine.core.state_waiters import StateWaiters
 from ppengine.core.turn_watch import TurnWatch
-from ppengine.protocol.clients import HttpReport
-from ppengine.protocol.control import Command, Fetch, Inspect, Refused
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import Codec, ProtocolError, encode
-from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.kept_files import read_end
-from ppengine.protocol.metrics import MetricsQuery, StageFigures
-from ppengine.protocol.offline import (
-    AbortMany,
-    AddMany,
-    Collect,
-    EndSamples,
-    Follow,
-    ForgetMany,
-    OpenSession,
-    StateQuery,
-    ToFront,
-)
 from ppengine.protocol.place import Place
-from ppengine.protocol.reports import ProcessReport, Recall, StartStage
+from ppengine.protocol.reports import Recall
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.steps import EdgeAddress, FromStage, NewGeneration, Shutdown
@@ -70,12 +55,6 @@ LONGEST_WAIT_S = 0.2
 """Seconds between two turns at most: signals and state queries are served then, however rare reports are."""
 _UNHURRIED = "request."
 """Prefix of the events that go with the next report: requests may end hundreds of times a second."""
-FRONT_BURST, FRONT_S = 64, 0.05
-"""Most console messages in one turn, and most seconds for them, so that a flood cannot starve the stages."""
-LATER_MOST = 1000
-"""Messages that wait until a core that follows another one serves; later ones are refused."""
-_WAITING = (Command, AddMany, AbortMany, EndSamples, OpenSession)
-"""Messages that need the requests of the core before this one."""
 
 
 class Loop:
@@ -84,16 +63,16 @@ class Loop:
     def __init__(self, config: EngineConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._config = config
         self._steps = self._socket(context, zmq.ROUTER)
-        self._front = self._socket(context, zmq.ROUTER)
+        self._front = Front(self._socket(context, zmq.ROUTER))
         # A fact is sent once, so the queue has no limit. Reports go there only with a lost stage.
         self._collect = self._socket(context, zmq.PUSH, most=0)
         self._report = self._socket(context, zmq.PUSH)
         # A restarted stage or gateway connects under the name of its predecessor.
         self._steps.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._front.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._front.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._children = ChildSockets(partial(self._socket, context))
         self._bindings = Bindings()
-        bound = {**self._children.routers, "steps": self._steps, "front": self._front}
+        bound = {**self._children.routers, "steps": self._steps, "front": self._front.socket}
         for name, socket in bound.items():
             self._bindings.bind(socket, config.endpoint(name))
         if config.cluster is not None:
@@ -105,36 +84,28 @@ class Loop:
         self._collect.connect(config.endpoint("collect"))
         self._report.connect(config.endpoint("report"))
         self._clock = time.monotonic
-        self._supervisor = b""
-        """Routing id of the supervisor, which reports processes and starts them."""
-        self._orders: list[StartStage] = []
-        """Orders for the supervisor, until it is known."""
         self._dropped = 0
-        self._answers: list[tuple[bytes, bytes]] = []
-        """Answers of the present turn: they go out when the journal has it."""
         self._hurried = False
         """Whether the turn has events that do not wait for the next report."""
         self._lost_stage = False
         """Whether a report goes before them."""
-        self._later: list[tuple[bytes, object]] = []
-        """Messages for an engine that serves, while this core follows another one and does not serve yet."""
-        self._from_stage, self._from_front = Codec(FromStage), Codec(ToFront)
+        self._from_stage = Codec(FromStage)
         model = config.profile.model
         spec = read_spec(Path(config.model_path))
         folder = Path(config.run_dir)
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
-            config, spec, tokenizer, send_step=self._send_step, reply=self._reply, happened=self._happened,
+            config, spec, tokenizer, send_step=self._send_step, reply=self._front.reply, happened=self._happened,
             send_shadow=self._send_shadow, send_renderer=partial(self._children.send, "render"),
             send_grammar=partial(self._children.send, "grammar"), send_store=self._send_store,
-            start_stage=self._start_stage,
+            start_stage=self._front.start_stage,
             notify_stage=self._notify_stage, note=self._note, store=Journal(folder),
             restored=restore(folder), clock=self._clock,
         )  # fmt: skip
         places = self.engine.stages.places
         self._identities = [(_identity("s", place), place.stage == places[-1].stage) for place in places]
         """Step loops of the places, and whether each is of the last stage."""
-        self._waiters = StateWaiters(self.engine.health, self.engine.rules, config.max_model_len)
+        self._desk = FrontDesk(self._front, self.engine, config.max_model_len, self._recall)
         self._watch = TurnWatch()
         self._faults = self._begin_faults(context)
 
@@ -157,7 +128,7 @@ class Loop:
         gc.freeze()
         poller = zmq.Poller()
         poller.register(self._steps, zmq.POLLIN)
-        poller.register(self._front, zmq.POLLIN)
+        poller.register(self._front.socket, zmq.POLLIN)
         for router in self._children.routers.values():
             poller.register(router, zmq.POLLIN)
         interval = 1.0 / self._config.profile.console.publish_hz
@@ -173,10 +144,10 @@ class Loop:
             woken = poller.poll(max(0, math.ceil(wait_s * 1e3)))
             self._watch.begin()
             news = self._children.drain(self.engine)
-            call = self._drain_stages() or readable(self._front) or news or self.engine.unfinished
+            call = self._drain_stages() or readable(self._front.socket) or news or self.engine.unfinished
             if woken and not call:
                 continue  # Other stages are still busy with these steps.
-            if self._drain_front():
+            if self._desk.drain():
                 # That may have taken long; messages of the stages from meanwhile must not look late.
                 self._drain_stages()
             self._turn()
@@ -192,18 +163,12 @@ class Loop:
     def _turn(self) -> None:
         """Let the engine take a turn, write it to the journal, and only then let it be seen outside."""
         engine = self.engine
-        if self._later and (self._hopeless or not engine.health.follows):
-            later, self._later = self._later, []
-            for client, message in later:
-                self._on_front(client, message)
+        self._desk.serve_later()
         engine.advance()
         engine.outputs.serve_waiters()
-        for client, answer in self._waiters.answers(self._clock()):
-            self._reply(client, answer)
+        self._desk.answer_waiters()
         engine.commit()
-        answers, self._answers = self._answers, []
-        for client, payload in answers:
-            self._front.send_multipart([client, payload], NOBLOCK)
+        self._front.flush()
         if self._lost_stage:
             # The stage may be back before the next report: its findings go first, over the same socket.
             self._send_report(self._collect)
@@ -231,70 +196,6 @@ class Loop:
                 self.engine.event("protocol.error", f"from a stage: {error}")
         return news
 
-    def _drain_front(self) -> bool:
-        """Route the messages of consoles and supervisor; return whether there was one."""
-        began = self._clock()
-        for number in range(FRONT_BURST):
-            if not readable(self._front) or self._clock() - began > FRONT_S:
-                return number > 0
-            client, *frames = self._front.recv_multipart(NOBLOCK)
-            try:
-                self._on_front(client, self._from_front.decode(frames[-1]))
-            except ProtocolError as error:
-                self.engine.event("protocol.error", f"on front: {error}")
-        return True
-
-    @property
-    def _hopeless(self) -> bool:
-        """Whether messages that wait for a serving engine are refused instead."""
-        return bool(self.engine.health.down or self.engine.health.gave_up)
-
-    def _on_front(self, client: bytes, message: object) -> None:
-        engine = self.engine
-        waits = engine.health.follows and not self._hopeless and len(self._later) < LATER_MOST
-        if waits and isinstance(message, _WAITING):
-            self._later.append((client, message))
-            return
-        match message:
-            case Command():
-                engine.commands.handle(client, message)
-            case Fetch():
-                engine.outputs.fetch(client, message)
-            case Inspect():
-                self._reply(client, engine.details.answer(message))
-            case AddMany():
-                engine.offline.add_many(client, message)
-            case Collect():
-                engine.outputs.collect(client, message)
-            case Follow():
-                engine.outputs.follow(client, message)
-            case OpenSession():
-                engine.offline.open_session(message.session)
-            case AbortMany():
-                engine.offline.abort(message)
-            case EndSamples():
-                engine.requests.end_samples(message.samples)
-            case ForgetMany():
-                engine.outputs.forget(message.requests)
-            case MetricsQuery():
-                self._reply(client, engine.metrics.answer(message))
-            case HttpReport():
-                engine.metrics.take(message)
-            case StageFigures():
-                engine.metrics.take_rings(message)
-            case StateQuery():
-                self._waiters.add(client, message, self._clock())
-            case ProcessReport():
-                self._supervisor = client
-                orders, self._orders = self._orders, []
-                for order in orders:
-                    self._front.send_multipart([client, encode(order)], NOBLOCK)
-                engine.on_processes(message)
-            case DeviceRooms():
-                engine.rooms.take(message)
-            case Recall():
-                self._recall(message)
-
     def _send_step(self, others: bytes, last: bytes) -> None:
         for identity, is_last in self._identities:
             if payload := last if is_last else others:
@@ -310,18 +211,6 @@ class Loop:
         """Send `message` to the step loop, and to the control thread in case the step loop is stuck."""
         for thread in ("s", "c"):
             self._steps.send_multipart([_identity(thread, place), encode(message)], NOBLOCK)
-
-    def _start_stage(self, place: Place, generation: int) -> None:
-        message = StartStage(stage=place.stage, rank=place.rank, generation=generation)
-        if self._supervisor:
-            self._front.send_multipart([self._supervisor, encode(message)], NOBLOCK)
-        else:
-            self._orders.append(message)
-
-    def _reply(self, client: bytes, message: msgspec.Struct) -> None:
-        if isinstance(message, Refused):
-            log.info("refused: %s (%s)", message.text, message.code)
-        self._answers.append((client, encode(message)))
 
     def _happened(self, event: Event) -> None:
         if not event.kind.startswith("request.") and not event.text.startswith("submit "):
@@ -369,7 +258,7 @@ class Loop:
         for place in self.engine.stages.places:
             self._notify_stage(place, Shutdown(self.engine.recovery.generation))
         children = self._children.routers.values()
-        for socket in (self._steps, self._front, *children, self._collect, self._report):
+        for socket in (self._steps, self._front.socket, *children, self._collect, self._report):
             socket.close(linger=500)
 
 
