@@ -45,8 +45,8 @@ from ppengine.protocol.verbs import Verb
 
 from ppconsole.link.attachment import Answer, Handlers, KeyRefused, Session, SessionOver, Timing
 from ppconsole.link.ended import kept_detail
+from ppconsole.link.event_feed import EventFeed
 from ppconsole.link.find import rediscover
-from ppconsole.link.order import EventOrder
 from ppconsole.link.pending import Commands, command_id
 from ppconsole.link.source import DETAILS, AccessDenied, Detail, InspectOptions, LinkLost, Progress, QueryFailed
 from ppconsole.model.endings import end_words
@@ -86,14 +86,15 @@ class EngineLink:
         self._passing = passing
         self._console = command_id()
         self._find = find or rediscover(record)
-        self._backlog, self._warnings = backlog, warnings
+        self._backlog = backlog
         self._topic = TOPIC_SNAPSHOT_SLOW if slow else TOPIC_SNAPSHOT
         self._timing = timing or (Timing(gather_s=GATHER_S) if slow else Timing())
         self._emit: Callable[[Update], None] = lambda update: None
         self._commands = Commands()
-        self._order = EventOrder()
-        self._before = 0
-        """Sequence up to which warnings and errors are still to be asked for; 0: none."""
+        self._events = EventFeed(
+            warnings, self.newest_of, deliver=self._deliver, show=lambda event: self._emit(event),
+            jitter_s=self._timing.jitter_s,
+        )  # fmt: skip
         self._session: Session | None = None
         self._over: EndedEngine | None = None
         self._attached = asyncio.Event()
@@ -104,8 +105,6 @@ class EngineLink:
         self._role: Role | None = None
         """Rights of this console's key, as reported last."""
         self._snapshot_at: float | None = None
-        self._behind_since: float | None = None
-        self._catch_up: asyncio.Task[None] | None = None
         self._runner: asyncio.Task[None] | None = None
         self._text = "connecting"
 
@@ -293,16 +292,13 @@ class EngineLink:
         for command in self._commands.attached(session.welcome.epoch):
             with contextlib.suppress(LinkLost):
                 await session.send_command(command)
-        handlers = Handlers(self._on_snapshot, self._on_events, self._commands.take, self._on_stale)
+        handlers = Handlers(self._on_snapshot, self._events.take, self._commands.take, self._on_stale)
         try:
             await session.run(handlers)
         finally:
             self._session = None
             self._attached.clear()
-            if self._catch_up is not None:
-                self._catch_up.cancel()
-                await asyncio.gather(self._catch_up, return_exceptions=True)
-                self._catch_up = None
+            await self._events.detach()
         return "the link broke"
 
     def _enter(self, session: Session) -> None:
@@ -314,13 +310,10 @@ class EngineLink:
                 self._emit(LinkState(state="new-epoch", age_s=self._age(), text=text))
                 self._snapshot_at = None
             self._epoch = welcome.epoch
-            self._order = EventOrder(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
-            self._before = self._order.last if self._warnings else 0
-        self._behind_since = None
+            self._events.begin(max(welcome.event_seq - self._backlog, welcome.event_oldest - 1, 0))
         self._session, self._over, self._denied = session, None, False
         self._attached.set()
-        if self._order.last < welcome.event_seq:
-            self._replay(welcome.event_seq, jitter=False)
+        self._events.attach(session, welcome.event_seq)
 
     def _on_snapshot(self, snapshot: Snapshot) -> None:
         now = time.monotonic()
@@ -331,59 +324,17 @@ class EngineLink:
             self._up, self._role = True, role
             self._emit(LinkState(state="live", age_s=0.0, role=role))
         self._emit(snapshot)
-        if snapshot.event_seq <= self._order.last:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = now
-        elif now - self._behind_since > 0.5:  # the newest event itself was lost: no later one shows the gap
-            self._behind_since = None
-            self._replay(snapshot.event_seq)
-
-    def _on_events(self, events: list[Event]) -> None:
-        for event in events:
-            self._deliver(self._order.take(event))
-        if events and self._order.missing is not None:
-            self._replay(events[-1].seq)
+        self._events.reach(snapshot.event_seq, now)
 
     def _on_stale(self, age_s: float, text: str) -> None:
         self._up = False
         self._emit(LinkState(state="stale", age_s=age_s, text=f"no snapshot for {age_s:.0f} s; {text}"))
 
-    def _deliver(self, events: list[Event]) -> None:
-        for event in events:
-            if event.kind == "link.gap":
-                self._commands.events_gone()
-            self._commands.see_event(event)
-            self._emit(event)
-
-    def _replay(self, newest: int, *, jitter: bool = True) -> None:
-        """Request the missing events, unless such a request is open."""
-        if self._catch_up is None or self._catch_up.done():
-            self._catch_up = asyncio.create_task(self._fill(newest, self._timing.jitter_s if jitter else 0.0))
-
-    async def _fill(self, newest: int, jitter_s: float) -> None:
-        session, order = self._session, self._order
-        await asyncio.sleep(random.uniform(0.0, jitter_s))  # many consoles lose the same event at once
-        if session is None or order.last >= newest:
-            return
-        missing = order.missing
-        question = Replay(nonce=0, after=order.last, until=missing[1] if missing else newest)
-        try:
-            await self._fill_warnings()
-            answer = await session.ask(question)
-        except (LinkLost, QueryFailed):
-            self._deliver(order.fill([], newest))
-            return
-        if isinstance(answer, Replayed):
-            self._deliver(order.fill(answer.events, answer.newest if answer.gone else newest))
-
-    async def _fill_warnings(self) -> None:
-        """Deliver the warnings and errors before the backlog: no event is delivered before the backlog is here."""
-        before, self._before = self._before, 0
-        if before:
-            with contextlib.suppress(QueryFailed):
-                for event in await self.newest_of("warning", self._warnings, before):
-                    self._emit(event)
+    def _deliver(self, event: Event) -> None:
+        if event.kind == "link.gap":
+            self._commands.events_gone()
+        self._commands.see_event(event)
+        self._emit(event)
 
     def _age(self) -> float | None:
         return None if self._snapshot_at is None else time.monotonic() - self._snapshot_at
