@@ -122,6 +122,21 @@ def test_steps_say_how_far_each_stage_got():
     assert sum(line.startswith(" m18") for line in lines) == 64
 
 
+def test_no_stage_has_retired_a_step_that_its_rings_do_not_have():
+    """Rings are fetched once a second, and the core's figure comes with each snapshot."""
+    later = texts(step_table.rows(snapshots.rings(), [18999] * 4, set(), "LAST", "", 100))
+    found = {line.split()[0]: line.split()[1:] for line in later if line.startswith((" finished", " retired"))}
+    assert len(found["retired"]) == 4 and found["retired"] == found["finished"]
+
+
+def test_an_open_operation_is_short_where_its_name_does_not_fit():
+    def row(width):
+        lines = texts(step_table.rows(snapshots.rings(), [], set(), "LAST", "", width))
+        return next(line for line in lines if line.startswith(" m18410")).split()
+
+    assert "forward" in row(100) and "fwd" in row(68)
+
+
 def test_many_stages_have_the_root_among_the_columns():
     picture = snapshots.rings(40, 30)
     text = "\n".join(texts(step_table.rows(picture, [None] * 40, {Place(30, 0)}, "LAST", "", 80)))

@@ -104,7 +104,7 @@ def _reached(
     for name, values in (
         ("began", [stage.began for stage in stages]),
         ("finished", [stage.finished for stage in stages]),
-        ("retired", [retired.get(_place(stage)) for stage in stages]),
+        ("retired", [_retired(stage, retired) for stage in stages]),
     ):
         segs: list[Seg] = [(fit(f" {name}", 10), "dim")]
         newest = max((value for value in values if value is not None), default=None)
@@ -113,6 +113,12 @@ def _reached(
             segs.append((fit("?" if value is None else f"m{value}", cell), "warn" if behind else ""))
         lines.append(Row(tuple(segs)))
     return lines
+
+
+def _retired(stage: StageSteps, retired: Mapping[Place, int]) -> int | None:
+    """Return the newest retired step. The core's figure may be newer than the rings, which end at `finished`."""
+    step = retired.get(_place(stage))
+    return step if step is None or stage.finished is None else min(step, stage.finished)
 
 
 def _text(number: int, stage: StageSteps, retired: int | None, cell: int) -> tuple[str, str]:
