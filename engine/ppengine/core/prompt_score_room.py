@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppengine.core.output_state import Output
-from ppengine.protocol.prompt_scores import PromptScores
+from ppengine.protocol.prompt_scores import HELD_MOST, PromptScores
 from ppengine.protocol.sampling import SamplingParams
-
-HELD_MOST = 2**22
-"""Log-probabilities of all outputs that may hold some: 130 to 170 bytes each, 0.7 GB at most."""
 
 
 def values_of(prompt_ids: Sequence[int], sampling: SamplingParams) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
+from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.frames import check_utf8
@@ -233,28 +234,44 @@ class LLM:
             raise ValueError(f"{len(several)} prompts and {len(params)} sampling params; give one, or one a prompt")
         if not several:
             return []
-        engine = self.llm_engine
-        names = engine.add_many(several, params, priority=priority)
-        own = set(names)
-        done: dict[str, RequestOutput] = {}
-        progress = _progress(len(names)) if use_tqdm else None
+        if priority is not None and len(priority) != len(several):
+            raise ValueError(f"{len(several)} prompts and {len(priority)} priorities; give one a prompt")
+        progress = _progress(len(several)) if use_tqdm else None
         try:
-            while len(done) < len(names):
+            return self._run(several, params, priority, progress)
+        finally:
+            if progress is not None:
+                progress.close()
+
+    def _run(
+        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, progress: Any
+    ) -> list[RequestOutput]:
+        engine = self.llm_engine
+        waves = Waves([most_values(prompt, one) for prompt, one in zip(prompts, params, strict=True)], priority)
+        places: dict[str, int] = {}
+        done: dict[int, RequestOutput] = {}
+        try:
+            while len(done) < len(prompts):
+                if wave := waves.next():
+                    own = [priority[place] for place in wave] if priority is not None else None
+                    names = engine.add_many(
+                        [prompts[place] for place in wave], [params[place] for place in wave], priority=own
+                    )
+                    places.update(zip(names, wave, strict=True))
                 # A call that was interrupted has left requests behind, whose end comes in this one.
-                fresh = [output for output in engine.step(finished_only=True) if output.request_id in own]
-                done.update((output.request_id, output) for output in fresh)
+                fresh = [output for output in engine.step(finished_only=True) if output.request_id in places]
+                for output in fresh:
+                    place = places.pop(output.request_id)
+                    done[place] = output
+                    waves.end(place)
                 if progress is not None and fresh:
                     progress.update(len(fresh))
         except BaseException:
             with contextlib.suppress(EngineError):  # closed meanwhile: nothing runs that could be aborted
-                for name in names:
-                    if name not in done:
-                        engine.abort_request(name)
+                for name in places:
+                    engine.abort_request(name)
             raise
-        finally:
-            if progress is not None:
-                progress.close()
-        return [done[name] for name in names]
+        return [done[place] for place in range(len(prompts))]
 
     def close(self) -> None:
         """Stop the engine; repeated calls are fine."""

@@ -7,6 +7,9 @@ import msgspec
 VALUES_MOST = 2**17
 """Log-probabilities of one prompt: its tokens, times the best ones of each and the token's own."""
 
+HELD_MOST = 2**22
+"""Those of all open requests together: 130 to 170 bytes each, 0.7 GB at most."""
+
 
 class PromptLogprob(msgspec.Struct, array_like=True):
     """One token of a prompt."""
