@@ -89,6 +89,29 @@ def _hide(values, real, HEAD_DIM: gl.constexpr):
 
 
 @gluon.jit
+def _write(
+    target, sums, total, largest, token, left, kv_head, part,
+    GROUP_OF_WARPS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    DOT: gl.constexpr,
+):  # fmt: skip
+    """Write the output of this group's rows, or that of a part of their context with its weight."""
+    SUMS: gl.constexpr = sums.type.layout
+    output, partial, weights = target
+    row = GROUP_OF_WARPS * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, SUMS))
+    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
+    divisor = gl.where(total == 0.0, 1.0, total)
+    sums = sums / gl.convert_layout(divisor, gl.SliceLayout(1, SUMS))[:, None]
+    own = (row // GROUP < left)[:, None] & (column < HEAD_DIM)[None, :]
+    if part < 0:
+        head = (token + row // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
+        gl.store(output + head[:, None] * HEAD_DIM + column[None, :], sums.to(DOT), own)
+    else:
+        score_row = GROUP_OF_WARPS * HALF + gl.arange(0, HALF, layout=total.type.layout)
+        gl.store(partial + (part * ROWS + row)[:, None] * HEAD_DIM + column[None, :], sums, own)
+        gl.store(weights + part * ROWS + score_row, largest + gl.log2(total), score_row // GROUP < left)
+
+
+@gluon.jit
 def attend_tiles(
     target,
     scale,
@@ -108,15 +131,12 @@ def attend_tiles(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     WHOLE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     BY_ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    output, partial, weights = target
     q_smem, k_smem, v_smem, words = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
     q_tiles = q_smem._reinterpret(DOT, [4, HALF, HEAD_DIM], WHOLE)
     k_tiles = k_smem._reinterpret(DOT, [STAGES, TILE, HEAD_DIM], WHOLE)
     v_tiles = v_smem._reinterpret(DOT, [STAGES, TILE, HEAD_DIM], WHOLE)
     score_row = GROUP_OF_WARPS * HALF + gl.arange(0, HALF, layout=BY_ROW)
-    row = GROUP_OF_WARPS * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, SUMS))
-    column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, SUMS))
     taken = 0
     used = 0
     turn = 0
@@ -170,14 +190,6 @@ def attend_tiles(
             sums = warpgroup_mma(weight, v_tiles.index(stage), sums, is_async=True)
             sums = warpgroup_mma_wait(0, [sums])
             mbarrier.arrive(v_empty.index(stage), count=1)
-
-            divisor = gl.where(total == 0.0, 1.0, total)
-            sums = sums / gl.convert_layout(divisor, gl.SliceLayout(1, SUMS))[:, None]
-            own = (row // GROUP < left)[:, None] & (column < HEAD_DIM)[None, :]
-            if part < 0:
-                head = (token + row // GROUP).to(gl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
-                gl.store(output + head[:, None] * HEAD_DIM + column[None, :], sums.to(DOT), own)
-            else:
-                gl.store(partial + (part * ROWS + row)[:, None] * HEAD_DIM + column[None, :], sums, own)
-                gl.store(weights + part * ROWS + score_row, largest + gl.log2(total), score_row // GROUP < left)
+            _write(target, sums, total, largest, token, left, kv_head, part,
+                   GROUP_OF_WARPS, KV_HEADS, GROUP, HEAD_DIM, DOT)  # fmt: skip
         taken += 1

@@ -76,6 +76,33 @@ def _copy_slots(
 
 
 @gluon.jit
+def _say(words, slot, token, left, seen, kv_head, begin, end, part):
+    """Say which tile of queries has its copies in `slot`."""
+    _put(words, slot * WORDS + TOKEN, token)
+    _put(words, slot * WORDS + LEFT, left)
+    _put(words, slot * WORDS + SEEN, seen)
+    _put(words, slot * WORDS + KV_HEAD, kv_head)
+    _put(words, slot * WORDS + BEGIN, begin)
+    _put(words, slot * WORDS + END, end)
+    _put(words, slot * WORDS + PART, part)
+    _put(words, slot * WORDS + RUNNING, 1)
+    wait_for_warps()
+
+
+@gluon.jit
+def _copy_queries(
+    queries, token, kv_head, full, smem, slot, GROUP: gl.constexpr, TOKENS: gl.constexpr, HALVES: gl.constexpr
+):
+    """Copy the queries of a tile, for each group of warps its own half of the rows."""
+    for group in gl.static_range(2):
+        for half in gl.static_range(HALVES):
+            tma.async_copy_global_to_shared(
+                queries, [token + group * (TOKENS // 2), kv_head * GROUP, half * HALF], full,
+                smem.index((slot * 2 + group) * HALVES + half),
+            )  # fmt: skip
+
+
+@gluon.jit
 def load_tiles(
     queries,
     cache,
@@ -143,22 +170,11 @@ def load_tiles(
             end = gl.minimum(begin + share, end)
             slot = taken % 2
             mbarrier.wait(q_empty.index(slot), (taken // 2 + 1) & 1)
-            _put(words, slot * WORDS + TOKEN, start + skipped)
-            _put(words, slot * WORDS + LEFT, count - skipped)
-            _put(words, slot * WORDS + SEEN, seen)
-            _put(words, slot * WORDS + KV_HEAD, kv_head)
-            _put(words, slot * WORDS + BEGIN, begin)
-            _put(words, slot * WORDS + END, end)
-            _put(words, slot * WORDS + PART, gl.where(several, number, -1))
-            _put(words, slot * WORDS + RUNNING, 1)
-            wait_for_warps()
+            _say(
+                words, slot, start + skipped, count - skipped, seen, kv_head, begin, end, gl.where(several, number, -1)
+            )
             mbarrier.expect(q_full.index(slot), ROWS * HEAD_DIM * 2)
-            for group in gl.static_range(2):
-                for half in gl.static_range(HALVES):
-                    tma.async_copy_global_to_shared(
-                        queries, [start + skipped + group * (TOKENS // 2), kv_head * GROUP, half * HALF],
-                        q_full.index(slot), q_smem.index((slot * 2 + group) * HALVES + half),
-                    )  # fmt: skip
+            _copy_queries(queries, start + skipped, kv_head, q_full.index(slot), q_smem, slot, GROUP, TOKENS, HALVES)
             taken += 1
             last = (length - 1) // BLOCK_SIZE
             for first in range(begin, end, TILE):
