@@ -81,6 +81,19 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
     shared.check()
 
 
+def test_grammars_that_begin_alike_share_a_mask_in_a_step(shared: GrammarWorld) -> None:
+    short, long = (constrained(regex=f"[a-d]{{{least},9}}x") for least in (7, 8))
+    shared.add(long, nonce=90, names=["before"])
+    shared.ended("before")  # Masks of one message are one object in any case.
+    shared.add(short, long, constrained(regex="[p-t]{7,9}"), nonce=91, names=["short", "long", "other"])
+    shared.until(lambda: any(step.masks for step in shared.steps), "a step with masks", retires=False)
+    (step,) = [step for step in shared.steps if step.masks]
+    slots = {name: shared.scheduler.queues.requests[name].slot for name in ("short", "long", "other")}
+    assert sorted(mask.slots for mask in step.masks) == sorted([[slots["short"], slots["long"]], [slots["other"]]])
+    assert len({mask.bits for mask in step.masks}) == 2
+    shared.ended("short", "long", "other")
+
+
 def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(
     shared: GrammarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

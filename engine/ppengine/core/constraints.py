@@ -25,6 +25,8 @@ LATE_S = 0.1
 """Seconds after which a step no longer waits for a mask: several times what most take."""
 SLOW_S = 10.0
 """Seconds for which outputs that begin are not scheduled ahead, behind a mask of their grammar that came too late."""
+WATCH_S = 0.02
+"""Seconds between two looks at the processes, which ask the system: turns come hundreds of times a second."""
 KEPT_MOST = 1000
 """Grammars whose first mask, or whose error, is kept."""
 FIELD = "structured_outputs"
@@ -62,6 +64,8 @@ class Constraints:
     _clock: Callable[[], float]
     _first: OrderedDict[Grammar, bytes] = field(init=False, default_factory=OrderedDict)
     """First masks of grammars that were compiled, the newest last."""
+    _equal: dict[bytes, bytes] = field(init=False, default_factory=dict)
+    """One object for equal first masks: most schemas begin alike, and a step has each object once."""
     _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
     """Reasons of grammars that were refused: one that takes long is compiled once."""
     _compiling: dict[Grammar, list[Callable[[Masked], None]]] = field(init=False, default_factory=dict)
@@ -73,6 +77,8 @@ class Constraints:
     _forced: Retirement = field(init=False, default_factory=partial(Retirement, 0))
     """Tokens that the message under way forces."""
     _count: int = field(init=False, default=0)
+    _watch_at: float = field(init=False, default=0.0)
+    """Time of the next look at the processes."""
 
     def compile(self, samplings: Iterable[SamplingParams], then: Then) -> bool:
         """Return True if all grammars are compiled; otherwise have them compiled, and call `then` in a later turn.
@@ -106,12 +112,23 @@ class Constraints:
     def advance(self, scheduler: Scheduler | None) -> None:
         """Ask for the masks that live requests lack, forget those that have ended, and watch the processes."""
         if scheduler is not None:
-            self._look(scheduler.queues, scheduler)
+            self.ask(scheduler)
             self._give_up(scheduler)
         else:
             self._asked.clear()
-        self.checks.advance()
-        self.masks.advance()
+        now = self._clock()
+        if now >= self._watch_at:
+            self._watch_at = now + WATCH_S
+            self.checks.advance()
+            self.masks.advance()
+        else:
+            self.checks.give()
+            self.masks.give()
+
+    def ask(self, scheduler: Scheduler) -> None:
+        """Ask for the masks that live requests lack, and forget those that have ended."""
+        self._look(scheduler.queues, scheduler)
+        self.masks.give()
 
     def take(self, name: bytes, message: object) -> None:
         """Take a message of one of the processes."""
@@ -205,9 +222,11 @@ class Constraints:
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
         if masked.mask:
-            self._first[grammar] = masked.mask
+            self._first[grammar] = self._equal.setdefault(masked.mask, masked.mask)
             if len(self._first) > KEPT_MOST:
                 self._first.popitem(last=False)
+            if len(self._equal) > KEPT_MOST:
+                self._equal.clear()
         elif not masked.later:
             self._bad[grammar] = masked.error
             if len(self._bad) > KEPT_MOST:

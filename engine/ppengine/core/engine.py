@@ -366,7 +366,7 @@ class Engine:
                 self.outputs.score(scores)
             retirement = serving.scheduler.retire(step.number, step.sampled)
             # The grammar process works while this one hands out the tokens.
-            self.constraints.advance(serving.scheduler)
+            self.constraints.ask(serving.scheduler)
             self.checks.retired(step.number)
             if step.differing:
                 self.checks.ranks_differ(step.number, step.differing)

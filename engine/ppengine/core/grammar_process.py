@@ -155,6 +155,10 @@ class GrammarProcess:
             self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) did not answer in time")
         if self._child is None and (self._waiting or self._wanted) and self._clock() >= self._start_at:
             self._start()
+        self.give()
+
+    def give(self) -> None:
+        """Send what waits, if the child is ready."""
         if self._ready and self._waiting:
             self._give()
 

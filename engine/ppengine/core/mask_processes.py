@@ -55,6 +55,11 @@ class MaskProcesses:
         for process in self.processes:
             process.advance()
 
+    def give(self) -> None:
+        """Send what waits."""
+        for process in self.processes:
+            process.give()
+
     def close(self) -> None:
         """End them."""
         for process in self.processes:

@@ -39,7 +39,7 @@ class Masks:
         if request.slot is None:
             raise ValueError(f"{request.id} is scheduled without a slot")
         if request.mask is not None and request.pending == 1:
-            draft.masks.setdefault(request.mask, []).append(request.slot)
+            _put(draft.masks, request.mask, request.slot)
         else:
             draft.late[request] = request.slot
             request.late_step = draft.number
@@ -56,7 +56,7 @@ class Masks:
                 return
         request.mask = mask
         if (record := self._late(request)) is not None:
-            record.late_masks.setdefault(mask, []).append(record.late.pop(request))
+            _put(record.late_masks, mask, record.late.pop(request))
             request.late_step = 0
             self._end(record)
         self._queues.resume(request)
@@ -94,11 +94,21 @@ class Masks:
         """Return the step with a late row of a request; None if there is none, or its mask was given up."""
         if not request.late_step:
             return None
-        records = (record for record in self._steps.unretired if record.number == request.late_step)
-        return next((record for record in records if request in record.late), None)
+        for record in self._steps.unretired:
+            if record.number == request.late_step:
+                return record if request in record.late else None
+        return None
 
     def _end(self, record: StepRecord) -> None:
         if not record.late:
-            masks = [Mask(slots, bits) for bits, slots in record.late_masks.items()]
+            masks, record.late_masks = list(record.late_masks.values()), {}
             self._complete.append(LateMasks(self._steps.generation, record.number, masks))
-            record.late_masks = {}
+
+
+def _put(masks: dict[int, Mask], bits: bytes, slot: int) -> None:
+    """Add the mask of a row. One that several rows share is one object: to compare the bits would take longer."""
+    known = masks.get(id(bits))
+    if known is None:
+        masks[id(bits)] = Mask([slot], bits)
+    else:
+        known.slots.append(slot)

@@ -56,12 +56,12 @@ class StepRecord:
     """Blocks that it loads from the host cache."""
     slots: list[int] = field(default_factory=list)
     """Slots that it releases."""
-    masks: dict[bytes, list[int]] = field(default_factory=dict)
-    """Slots of its rows that sample and are constrained, by mask."""
+    masks: dict[int, Mask] = field(default_factory=dict)
+    """Masks of its rows that sample and are constrained, by the identity of their bits."""
     late: dict[Request, int] = field(default_factory=dict)
     """Slots of such rows whose masks have not come."""
-    late_masks: dict[bytes, list[int]] = field(default_factory=dict)
-    """Slots of such rows whose masks came after it was sent, by mask."""
+    late_masks: dict[int, Mask] = field(default_factory=dict)
+    """Masks of such rows that came after it was sent, by the identity of their bits."""
     dropped: dict[Request, bool] = field(default_factory=dict)
     """Requests whose sample is dropped, and whether the token before it must be computed again."""
     given: list[list[int]] = field(default_factory=list)
@@ -203,7 +203,7 @@ class StepLog:
             moves=self._moves,
             rows=rows,
             checks=checks,
-            masks=[Mask(slots, bits) for bits, slots in self.draft.masks.items()],
+            masks=list(self.draft.masks.values()),
             late=list(self.draft.late.values()),
             given=self.draft.given,
         )
