@@ -50,7 +50,7 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
         ),
         (["tiny", "--output-length=3"], 2, "unrecognized arguments: --output-length=3. See: ppconsole bench --help"),
         (["tiny", "--timeout", "nan"], 2, "argument --timeout: nan is not a number of seconds above 0, 1e6 at most"),
-        (["tiny", "--timeout", "0.01"], 5, "not done within 0.01 s"),
+        (["tiny", "--timeout", "0.000001"], 5, "not done within 1e-06 s"),
     ],
 )
 def test_what_it_cannot_do_it_says_in_one_line(words: list[str], code: int, says: str) -> None:

@@ -235,11 +235,12 @@ def advice(layers: list[int], stages: list[StageTimes]) -> str:
 def main() -> int:
     """Run the benchmark. Exit codes as the CLI's: 1 error, 2 usage, 5 --timeout is over, 130 interrupted."""
     arguments = parse()
-    overdue_after(arguments.timeout)
     try:
+        overdue_after(arguments.timeout)
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             return bench(arguments)
     except Overdue:
+        overdue_after(None)
         print(f"error: not done within {arguments.timeout:g} s", file=sys.stderr)
         return 5
     except KeyboardInterrupt:

@@ -21,7 +21,6 @@ from ppengine.bench.sides import run_engine
 from ppengine.bench.vllm_side import Answer, Round, Start
 from ppengine.bench.workload import Job
 from ppengine.common.config import Profile
-from ppengine.models.loader import DUMMY_SCALE
 from ppengine.offline.llm import LLM
 
 WARM_UP = 8
@@ -98,6 +97,9 @@ class Vllm:
         command = [python, str(Path(vllm_side.__file__))]
         environment = os.environ | {"PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        # Torch takes seconds, also for `--help`.
+        from ppengine.models.loader import DUMMY_SCALE
+
         dummy = DUMMY_SCALE if arguments["load_format"] == "dummy" else 0.0
         self.started = self._ask(Start(arguments=arguments, dummy_scale=dummy))
 

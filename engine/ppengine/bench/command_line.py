@@ -17,18 +17,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}. See: {self.prog} --help\n")
 
 
+AGAIN_S = 10.0
+"""An exception that comes while a finalizer or a comparison in C runs is printed or lost there. Ends take less time."""
+
+
 class Overdue(BaseException):
     """--timeout is over. No error that somebody on the way could take for one of his own."""
 
 
 def overdue_after(seconds: float | None) -> None:
-    """Raise Overdue in the main thread after `seconds`; None: never."""
+    """Raise Overdue in the main thread after `seconds`, and again if somebody on the way drops it; None: never."""
 
     def over(*_: object) -> None:
         raise Overdue
 
     signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0)
+    signal.setitimer(signal.ITIMER_REAL, seconds or 0.0, AGAIN_S)
 
 
 def to_stderr(text: str) -> None:
