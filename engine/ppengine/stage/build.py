@@ -218,6 +218,8 @@ class Boot:
             self._report(f"stage {self._stage}: compiles kernels, or loads compiled ones")
             decode = [Row(0, length - 1, 1, True, 0)]
             run(decode)
+            if min(length, scheduler.max_num_batched_tokens) > 1:  # a short chunk has a kernel that large ones have not
+                run([Row(0, length - 2, 2, True, 0)])
             self._ring.phase(Phase.PROFILE)
             self._report(f"stage {self._stage}: profile run")
             if self._config.allow_faults:

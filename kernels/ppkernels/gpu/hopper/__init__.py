@@ -32,7 +32,10 @@ HEAD_DIMS = (64, 128)
 
 
 def serves(kv: Tensor, batch: Batch, heads: int) -> bool:
-    """Return whether these kernels take a step on a cache of this shape."""
+    """Return whether these kernels take a step on a cache of this shape.
+
+    The queries have its type and begin at multiples of 16 bytes, as those of all models do.
+    """
     _, _, block_size, kv_heads, head_dim = kv.shape
     if kv.device.type != "cuda" or len(batch.query_lens) > MOST_ROWS or not _is_hopper(kv.device):
         return False

@@ -160,13 +160,13 @@ def load_tiles(
         share = gl.maximum(gl.cdiv(gl.cdiv(end, TILE), parts) * TILE, LEAST_PART)
         several = share < end
         begin = part * share
+        if (part == 0) & (parts > 1):
+            pair_words = pairs + HEADER + pair * PAIR_WORDS
+            gl.store(pair_words, start + skipped)
+            gl.store(pair_words + 1, count - skipped)
+            gl.store(pair_words + 2, gl.where(several & (end > 0), gl.cdiv(end, share), 0))
+            gl.store(pair_words + 3, kv_head)
         if begin < end:
-            if (part == 0) & (parts > 1):
-                pair_words = pairs + HEADER + pair * PAIR_WORDS
-                gl.store(pair_words, start + skipped)
-                gl.store(pair_words + 1, count - skipped)
-                gl.store(pair_words + 2, gl.where(several, gl.cdiv(end, share), 0))
-                gl.store(pair_words + 3, kv_head)
             end = gl.minimum(begin + share, end)
             slot = taken % 2
             mbarrier.wait(q_empty.index(slot), (taken // 2 + 1) & 1)
