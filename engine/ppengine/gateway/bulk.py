@@ -46,7 +46,7 @@ class BulkDesk:
         ask_core: Callable[[Fetch | Inspect], tuple[bool, str]],
         ask_agent: Callable[[Inspect], str],
         faults: Callable[[], FaultsDetail | None] = lambda: None,
-        core_away: Callable[[], str] = lambda: "",
+        core_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         """`local` answers questions from this process and returns None for others.
 
@@ -55,7 +55,7 @@ class BulkDesk:
         on demand.
         """
         self._events, self._local, self._answer = events, local, answer
-        self._ask_core, self._ask_agent, self._faults, self._core_away = ask_core, ask_agent, faults, core_away
+        self._ask_core, self._ask_agent, self._faults, self._core_awaited = ask_core, ask_agent, faults, core_awaited
         self._open: OrderedDict[int, Open] = OrderedDict()
         self._next = 1
 
@@ -91,14 +91,18 @@ class BulkDesk:
             known.unsent_since = None if sent else time.monotonic()
 
     def expire(self, now: float) -> None:
-        """Fail the questions whose answer is overdue, and those that a core without a fault does not take."""
+        """Ask unsent questions again; fail overdue ones, and those that a core without a fault does not take."""
         for number, known in list(self._open.items()):
             if known.deadline < now:
                 del self._open[number]
                 self._fail(known.client, known.nonce, "EXPIRED", f"the {known.answerer} gave no answer in time")
-            elif known.unsent_since is not None and now - known.unsent_since > CORE_FULL_S and not self._core_away():
-                del self._open[number]
-                self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
+            elif known.unsent_since is not None:
+                sent, _ = self._ask_core(known.question)
+                if sent:
+                    known.unsent_since = None
+                elif now - known.unsent_since > CORE_FULL_S and not self._core_awaited():
+                    del self._open[number]
+                    self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
 
     def drop_revoked(self, allowed: Callable[[str], bool]) -> None:
         """Drop the open questions of keys that are not allowed any more: their answers are dropped."""

@@ -90,7 +90,7 @@ class Consoles:
             engine.ask_core,
             engine.ask_agent,
             engine.list_faults,
-            engine.core_away,
+            engine.core_awaited,
         )
 
     def _answer_control(self, client: bytes, message: msgspec.Struct) -> None:

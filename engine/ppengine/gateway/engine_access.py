@@ -49,6 +49,11 @@ class EngineLink:
         """Return how the core ended that is being restarted; empty if none is."""
         return self._collector.processes.core_away
 
+    def core_awaited(self) -> bool:
+        """Return whether a core will take questions: one is restarted, or has not reported to this gateway yet."""
+        processes = self._collector.processes
+        return bool(processes.core_away) or (self._collector.core is None and not processes.core_end())
+
     def core_missing(self) -> str:
         """Return the reason why the core cannot take a command; empty if it can."""
         return self._collector.core_missing()
