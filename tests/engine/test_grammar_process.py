@@ -66,7 +66,7 @@ class Desk:
             self.open.update((question.number, question) for question in message.questions)
 
     def ask(self, matcher: int, tokens: list[int], text: str = "x") -> None:
-        ask = Ask(matcher, Grammar("regex", text), tokens, (), lambda masked: self.ended.update({matcher: masked}))
+        ask = Ask(matcher, Grammar("regex", text), tokens, (), lambda masked: self.ended.update({matcher: masked}), 2)
         self.process.ask(ask)
 
     def turn(self, *, ready: bool = True) -> list[int]:
@@ -164,6 +164,50 @@ def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
     desk.answer()
     desk.turn()
     assert len(desk.children) == 2, "an idle child has no deadline"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Answer(0, 1),
+        Answer(0, -1),
+        Answer(0, -2, "no match"),
+        Answer(0, 0, "no match"),
+        Answer(0, 0, forced=[5, 6, 7]),
+        Answer(0, -1, "no match", forced=[5]),
+    ],
+)
+def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(desk: Desk, bad: Answer) -> None:
+    desk.ask(1, [4])
+    desk.ask(2, [5])
+    desk.turn()
+    good, bad.number = desk.open
+    desk.process.take(desk.names[-1], Answers([Answer(good, 0), bad], [b"m"]))
+    assert desk.children[0].code == -9 and not desk.ended, "no answer of such a message is taken"
+    desk.now += 2
+    assert desk.turn() == [1]
+    desk.answer()
+    assert desk.turn() == [2]
+    desk.answer(forced=[5, 6])
+    assert desk.ended == {1: Masked(b"m"), 2: Masked(b"m", forced=(5, 6))}
+
+
+def test_a_bad_answer_that_nothing_waits_for_ends_its_child_too(desk: Desk) -> None:
+    desk.ask(1, [4])
+    desk.turn()
+    desk.process.take(desk.names[-1], Answers([Answer(99, 0)], [b"m"]))
+    assert desk.children[0].code is None, "an output that has ended"
+    desk.process.take(desk.names[-1], Answers([Answer(99, 1)], [b"m"]))
+    assert desk.children[0].code == -9
+
+
+def test_an_output_whose_answers_are_bad_alone_is_lost(desk: Desk) -> None:
+    desk.ask(1, [])
+    for _ in range(3):
+        assert desk.turn() == [1]
+        desk.process.take(desk.names[-1], Answers([Answer(next(iter(desk.open)), 0)]))
+        desk.now += 2
+    assert desk.ended[1].error.endswith("(pid 3) has sent a bad answer") and not desk.ended[1].later
 
 
 def test_a_grammar_waits_while_others_are_compiled_and_known_outputs_do_not(desk: Desk) -> None:

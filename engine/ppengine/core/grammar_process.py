@@ -136,12 +136,15 @@ class GrammarProcess:
             self._send(self._name, encode(Forget(known)))
 
     def take(self, name: bytes, message: object) -> None:
-        """Take a message of the child; those of earlier children are dropped."""
+        """Take a message of the child; those of earlier children are dropped. A bad one ends the child."""
         if self._child is None or name != self._name:
             return
         if isinstance(message, GrammarsReady):
             self._ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
+            if not all(self._fits(answer, len(message.masks)) for answer in message.answers):
+                self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) has sent a bad answer")
+                return
             for answer in message.answers:
                 self._end(answer, message.masks[answer.mask] if answer.mask >= 0 else b"")
 
@@ -211,6 +214,15 @@ class GrammarProcess:
         tokens = list(ask.tokens[known or 0 :])
         grammar = ask.grammar if known is None else None
         return Question(self._count, ask.matcher, grammar, tokens, list(ask.held), ask.forced_most)
+
+    def _fits(self, answer: Answer, masks: int) -> bool:
+        """Return whether an answer has one of the `masks`, or an error, and no more forced tokens than it may."""
+        ask = self._given.get(answer.number)
+        if ask is None:  # nothing waits for it
+            return -1 <= answer.mask < masks
+        if answer.error:
+            return answer.mask == -1 and not answer.forced
+        return 0 <= answer.mask < masks and len(answer.forced) <= ask.forced_most
 
     def _end(self, answer: Answer, mask: bytes) -> None:
         ask = self._given.pop(answer.number, None)
