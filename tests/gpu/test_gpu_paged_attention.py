@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -59,6 +60,9 @@ LONG = {
     "as many as it takes": [*[(5, 1)] * 700, *[(n % 9, 2 + n % 3) for n in range(324)]],
     "more than it takes": [*[(5, 1)] * 701, *[(n % 9, 2 + n % 3) for n in range(324)]],
 }
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+HOPPER_CASES = list(itertools.product([*LONG, "far chunks"], HOPPER, HALF_TYPES, [1, 7, 132])) if ON_HOPPER else []
 
 
 @pytest.fixture(autouse=True)
@@ -118,10 +122,7 @@ def test_chunks(shape: Shape, dtype: torch.dtype, device: torch.device, seed: in
     compare("chunks", shape, dtype, device, seed, torch.int64)
 
 
-@pytest.mark.parametrize("places", [1, 7, 132])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", HOPPER if ON_HOPPER else [], ids=str)
-@pytest.mark.parametrize("step", [*LONG, "far chunks"])
+@pytest.mark.parametrize(("step", "shape", "dtype", "places"), HOPPER_CASES, ids=str)
 def test_a_hopper_card(
     step: str, shape: Shape, dtype: torch.dtype, places: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
