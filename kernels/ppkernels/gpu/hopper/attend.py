@@ -33,7 +33,7 @@ from ppkernels.gpu.hopper.shapes import (
 
 
 @gluon.jit
-def _soften(scores, first, last, largest, total, scale, MASKED: gl.constexpr, OPERAND: gl.constexpr):
+def _soften(scores, first, last, largest, total, scale, MASKED: gl.constexpr):
     """Return weights of `scores`, the running largest and total of each row, and the factor of its older sums."""
     if MASKED:
         slot = first + gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
@@ -66,7 +66,7 @@ def _add_tile(
     mbarrier.arrive(turns.index(1 - GROUP_OF_WARPS), count=1)
     scores = warpgroup_mma_wait(1, [scores])
     mbarrier.arrive(k_empty.index(stage), count=1)
-    now, largest, total, fade = _soften(scores, first, last, largest, total, scale, MASKED, OPERAND)
+    now, largest, total, fade = _soften(scores, first, last, largest, total, scale, MASKED)
     now = gl.convert_layout(now.to(DOT), OPERAND)
     sums, weight = warpgroup_mma_wait(0, [sums, weight])
     mbarrier.arrive(v_empty.index(before), count=1)
@@ -166,7 +166,7 @@ def attend_tiles(
             scores = warpgroup_mma(q, k_tiles.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(0, [scores])
             mbarrier.arrive(k_empty.index(stage), count=1)
-            weight, largest, total, _ = _soften(scores, begin, last, largest, total, scale, True, OPERAND)
+            weight, largest, total, _ = _soften(scores, begin, last, largest, total, scale, True)
             weight = gl.convert_layout(weight.to(DOT), OPERAND)
             used += 1
             for first in range(begin + TILE, plain, TILE):
