@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +109,6 @@ def test_a_text_has_at_most_a_token_a_byte() -> None:
     assert most_values("äb", SamplingParams(prompt_logprobs=0)) == 3 + waves.SPECIAL_TOKENS
     assert most_values("äb", SamplingParams()) == 0
     assert most_values({"prompt_token_ids": [1, 2]}, SCORED) == 4
+    assert most_values({"prompt_token_ids": np.array([1, 2, 3])}, SCORED) == 6
+    no_prompt: Any = 7
+    assert most_values(no_prompt, SCORED) == most_values({"text": "a"}, SCORED) == 0

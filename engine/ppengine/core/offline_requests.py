@@ -16,12 +16,12 @@ from ppengine.core.health import Health
 from ppengine.core.journal_writer import JournalWriter
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
-from ppengine.core.prompt_score_room import values_of
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.submissions import Submissions, by_tokens
 from ppengine.protocol.chat_messages import Rendered, Tokenized
 from ppengine.protocol.offline import AbortMany, Added, AddMany
+from ppengine.protocol.prompt_scores import values_of
 
 AGAIN_S = 1
 """Seconds after which there may be room for log-probabilities of prompts."""
@@ -122,7 +122,9 @@ class OfflineRequests:
                 self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=drained, again_s=again))
                 return
             groups = self._groups(serving.scheduler, message)
-            if lack := self._outputs.scores.lack(sum(values_of(one.prompt_ids, one.sampling) for one, *_ in groups)):
+            if lack := self._outputs.scores.lack(
+                sum(values_of(len(one.prompt_ids), one.sampling.prompt_logprobs) for one, *_ in groups)
+            ):
                 self._reply(client, Added(nonce=message.nonce, requests=[], error=lack, again_s=AGAIN_S))
                 return
         except ValueError as problem:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ppengine.core.output_state import Output
-from ppengine.protocol.prompt_scores import HELD_MOST, PromptScores
-from ppengine.protocol.sampling import SamplingParams
-
-
-def values_of(prompt_ids: Sequence[int], sampling: SamplingParams) -> int:
-    """Return how many log-probabilities of its prompt a submission wants."""
-    return 0 if sampling.prompt_logprobs is None else len(prompt_ids) * (sampling.prompt_logprobs + 1)
+from ppengine.protocol.prompt_scores import HELD_MOST, PromptScores, values_of
 
 
 class PromptScoreRoom:
@@ -30,7 +22,7 @@ class PromptScoreRoom:
 
     def open(self, output: Output) -> None:
         """Take the room of an output that begins."""
-        output.score_values = values_of(output.prompt_ids, output.sampling)
+        output.score_values = values_of(len(output.prompt_ids), output.sampling.prompt_logprobs)
         self.held += output.score_values
 
     def keep(self, output: Output, scores: PromptScores) -> None:

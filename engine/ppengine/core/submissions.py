@@ -9,13 +9,12 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.outputs import OutputHub
-from ppengine.core.prompt_score_room import values_of
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.frames import MAX_FRAME_BYTES
-from ppengine.protocol.prompt_scores import VALUES_MOST
+from ppengine.protocol.prompt_scores import VALUES_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -50,7 +49,7 @@ class Submissions:
         ids = self._ids(verb)
         sampling = self._sampling(verb.sampling)
         name = self._name(verb.request)
-        if (values := values_of(ids, sampling)) > VALUES_MOST:
+        if (values := values_of(len(ids), sampling.prompt_logprobs)) > VALUES_MOST:
             what = f"prompt_logprobs of {sampling.prompt_logprobs} for {len(ids)} tokens are {values} values"
             raise ValueError(f"{what}; at most {VALUES_MOST} are taken")
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
 
-from ppengine.protocol.prompt_scores import HELD_MOST
+from ppengine.protocol.prompt_scores import HELD_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
 
 SPECIAL_TOKENS = 8
 """Tokens that a tokenizer may add to a text; its own are at most the text's bytes."""
 
 
-def most_values(prompt: str | Mapping[str, object], params: SamplingParams) -> int:
-    """Return how many log-probabilities a prompt has at most."""
+def most_values(prompt: str | Mapping[str, Any], params: SamplingParams) -> int:
+    """Return how many log-probabilities a prompt has at most; 0 for one that is no prompt, which is refused later."""
     if params.prompt_logprobs is None:
         return 0
     if isinstance(prompt, str):
         tokens = len(prompt.encode(errors="replace")) + SPECIAL_TOKENS
     else:
-        ids = prompt.get("prompt_token_ids")
-        tokens = len(ids) if isinstance(ids, Sequence) else 0
-    return tokens * (params.prompt_logprobs + 1)
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+        tokens = len(ids) if isinstance(ids, Sized) else 0  # an array is no sequence
+    return values_of(tokens, params.prompt_logprobs)
 
 
 class Waves:
@@ -32,11 +33,10 @@ class Waves:
 
     def __init__(self, values: Sequence[int], priority: Sequence[int] | None) -> None:
         """`values` has the log-probabilities of each prompt, at most."""
-        order = range(len(values))
-        if priority is not None and sum(values) > HELD_MOST:
-            order = sorted(order, key=priority.__getitem__)  # type: ignore[assignment]
         self._values = values
-        self._left = deque(order)
+        self._left = deque(range(len(values)))
+        if priority is not None and sum(values) > HELD_MOST:
+            self._left = deque(sorted(self._left, key=priority.__getitem__))
         self._held = 0
 
     def next(self) -> list[int]:

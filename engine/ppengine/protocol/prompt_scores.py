@@ -11,6 +11,11 @@ HELD_MOST = 2**22
 """Those of all open requests together: 130 to 170 bytes each, 0.7 GB at most."""
 
 
+def values_of(tokens: int, best: int | None) -> int:
+    """Return how many log-probabilities a prompt has: of each token, its own and the `best` ones; None: of none."""
+    return 0 if best is None else tokens * (best + 1)
+
+
 class PromptLogprob(msgspec.Struct, array_like=True):
     """One token of a prompt."""
 
