@@ -30,14 +30,15 @@ def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return relu(x W^T + bias) [T, outputs] of `inputs` [T, inputs].
+def linear_relu(inputs: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return relu(x W^T + bias) [T, outputs] of `inputs` [T, inputs], in `out` if there is one.
 
     On a GPU the matrix product applies bias and relu as it writes, which saves their launches.
     """
     if inputs.is_cuda:
-        return torch._addmm_activation(bias, inputs, weight.t())
-    return linear_relu_reference(inputs, weight, bias)
+        return torch._addmm_activation(bias, inputs, weight.t(), out=out)
+    found = linear_relu_reference(inputs, weight, bias)
+    return found if out is None else out.copy_(found)
 
 
 def linear_relu_reference(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.groups import site_text
+from ppengine.models.group import LateSum
 from ppkernels.norms import Norm
 from torch import Tensor
 
@@ -69,6 +70,14 @@ class ThreadGroup:
     def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
         """Add the sum to `residual`, and return the norm of that."""
         return norm.of_sum(residual, self.all_reduce(part, site))
+
+    def pieces(self, rows: int, row_bytes: int) -> list[slice]:
+        """Return one piece."""
+        return [slice(0, rows)]
+
+    def send(self, part: Tensor, site: int) -> LateSum:
+        """Begin the sum of one of several pieces."""
+        return LateSum(self, part, site)
 
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
         """Return all ranks' `part` [R, w] side by side."""

@@ -5,7 +5,7 @@ A rank of a tensor-parallel stage holds spans of rows or columns of those tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -14,14 +14,13 @@ from ppkernels import few_rows
 from ppkernels.activation import activate, linear_relu
 from ppkernels.activation_kind import Activation
 from ppkernels.cpu import linear
-from ppkernels.norms import Norm
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.groups import EMBED, HEAD, site
-from ppengine.models.group import ALONE, Group
+from ppengine.models.group import ALONE, Group, LateSum, Sum
 
 T = TypeVar("T")
 
@@ -194,6 +193,21 @@ class Linear(nn.Module):
             return linear_relu(inputs, self.weight, self.bias)
         return activate(functional.linear(inputs, self.weight, self.bias), activation)
 
+    def of_pieces(self, rows: int, pieces: Iterable[tuple[slice, Tensor]], activation: Activation | None) -> Tensor:
+        """Return y [rows, outputs], with the activation behind it, of inputs that come in pieces of some rows each."""
+        if self.packed:
+            return torch.cat([Linear.forward(self, inputs, activation) for _, inputs in pieces])
+        output = self.weight.new_empty(rows, len(self.weight))
+        fused = activation is Activation.RELU and self.bias is not None
+        for span, inputs in pieces:
+            if self.bias is None:
+                torch.mm(inputs, self.weight.t(), out=output[span])
+            elif fused:
+                linear_relu(inputs, self.weight, self.bias, output[span])
+            else:
+                torch.addmm(self.bias, inputs, self.weight.t(), out=output[span])
+        return output if fused else activate(output, activation)
+
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Return `residual` + y as a new tensor."""
         if self.takes(inputs):
@@ -231,16 +245,13 @@ class SummedLinear(Linear):
     @override
     def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
         """Return y [T, outputs], the same on all ranks, of this rank's `inputs` [T, inputs / size]."""
-        return activate(self.sum(self.part(inputs)), activation)
+        return activate(self._group.all_reduce(super().forward(inputs), self._number), activation)
 
-    def part(self, inputs: Tensor) -> Tensor:
-        """Return this rank's part of y, contiguous."""
-        return super().forward(inputs)
-
-    def sum(self, part: Tensor) -> Tensor:
-        """Return y of all ranks' parts."""
-        return self._group.all_reduce(part, self._number)
-
-    def add_norm(self, part: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-        """Add y of all ranks' parts to `residual` in place, and return the norm of that."""
-        return self._group.reduce_norm(part, residual, norm, self._number)
+    def sums(self, inputs: Tensor) -> Iterator[tuple[slice, Sum]]:
+        """Begin the sums of all ranks' parts of y, piece by piece; yield the rows of each."""
+        pieces = self._group.pieces(len(inputs), self.weight.shape[0] * inputs.itemsize)
+        if len(pieces) == 1:
+            yield pieces[0], LateSum(self._group, super().forward(inputs), self._number)
+            return
+        for rows in pieces:
+            yield rows, self._group.send(super().forward(inputs[rows]), self._number)

@@ -13,6 +13,7 @@ from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.models.group import LateSum, Sum
 from ppengine.stage.wire import Wire
 
 MeetAll = Callable[[], dict[int, Wire]]
@@ -42,6 +43,14 @@ class RankGroup(ABC):
     def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
         """Add the sum of all ranks' `part` to `residual` in place, and return the norm of that."""
         return norm.of_sum(residual, self.all_reduce(part, site))
+
+    def pieces(self, rows: int, row_bytes: int) -> list[slice]:
+        """Return the rows of each piece of a sum."""
+        return [slice(0, rows)]
+
+    def send(self, part: Tensor, site: int) -> Sum:
+        """Begin the sum of all ranks' `part`, one of several pieces."""
+        return LateSum(self, part, site)
 
     @abstractmethod
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
