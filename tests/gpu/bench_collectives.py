@@ -19,6 +19,7 @@ import torch
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda import card_group
 from ppengine.stage.backends.cuda.driver_api import Driver
+from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.meeting import meet
 from ppengine.stage.rank_group import pairs
@@ -81,7 +82,8 @@ def live(folder: Path, rank: int, size: int) -> None:
     """Be one rank."""
     driver = Driver(rank)
     uuid = f"GPU-{torch.cuda.get_device_properties(driver.device).uuid}"
-    group = card_group.CardGroup(driver, uuid, Place(0, rank), size, folder, 2**26)
+    compute = Stream("compute", driver.device, torch.cuda.current_stream(driver.device))
+    group = card_group.CardGroup(driver, uuid, Place(0, rank), size, folder, compute, 2**26)
     book = FolderBook(folder, 1)
 
     def meet_all() -> dict[int, Wire]:

@@ -24,6 +24,7 @@ pytest.importorskip("msgspec", reason="needs the engine's packages")
 from ppengine.protocol.place import Place  # noqa: E402
 from ppengine.stage.backends.cuda.card_group import CardGroup  # noqa: E402
 from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
+from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
 from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
 from ppengine.stage.meeting import meet  # noqa: E402
 from ppengine.stage.rank_group import pairs  # noqa: E402
@@ -59,7 +60,8 @@ class Member:
         self.driver = Driver(rank % torch.cuda.device_count())
         self.device = self.driver.device
         uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
-        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, 1)
+        self.compute = Stream("compute", self.device, torch.cuda.current_stream(self.device))
+        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, 1)
 
     def join(self, generation: int) -> None:
         book = FolderBook(self.folder, generation)
@@ -101,6 +103,34 @@ class Member:
             torch.testing.assert_close(residual.float().cpu(), after, atol=0.05, rtol=0.01)
             torch.testing.assert_close(found, norm(residual), atol=0.02, rtol=0.02)
 
+    def pieces(self) -> None:
+        """Sums of two pieces by copies, in two generations; each rank is late in turn."""
+        norm = Norm(torch.linspace(0.5, 2, WIDTH, device=self.device).to(torch.bfloat16), None, 1e-5, centred=False)
+        busy = torch.randn(2048, 2048, device=self.device)
+        for generation in (1, 2):
+            if generation > 1:
+                self.leave()
+                self.join(generation)
+            for call in range(40):
+                if call % SIZE == self.rank:
+                    for _ in range(20):
+                        busy = busy @ busy * 0
+                stream = [part(9, call, rows, torch.bfloat16).to(self.device) for rows in (1000, 700)]
+                before = [each.float().cpu() for each in stream]
+                parts = [
+                    [part(rank, 2 * call + piece, rows, torch.bfloat16) for piece, rows in enumerate((1000, 700))]
+                    for rank in range(SIZE)
+                ]
+                sums = [self.group.send(each.to(self.device) * 1, 0) for each in parts[self.rank]]
+                for piece, one in enumerate(sums):
+                    if call % 3:
+                        found = one.add_norm(stream[piece], norm)
+                        torch.testing.assert_close(found, norm(stream[piece]), atol=0.02, rtol=0.02)
+                    else:
+                        one.add_to(stream[piece])
+                    total = sum((each[piece].float() for each in parts[1:]), parts[0][piece].float())
+                    assert torch.equal(stream[piece].cpu(), (total + before[piece]).to(torch.bfloat16)), (call, piece)
+
     def columns(self) -> None:
         for dtype in (*TYPES, torch.int64):
             whole = torch.arange(33 * 1000).view(33, 1000).to(dtype)
@@ -138,12 +168,21 @@ class Member:
                 assert torch.equal(out.cpu(), torch.cat([twice[:, : WIDTH // 2]] * 2, 1)), (generation, call)
             self.leave()
 
-    def silent(self) -> None:
+    def silent_copies(self) -> None:
+        """As `silent`, in a sum by copies."""
+        self.silent(copied=True)
+
+    def silent(self, copied: bool = False) -> None:
         """Rank 1 launches nothing: rank 0 waits on its device, until it is released."""
         if self.rank == 1:
             (self.folder / "there").write_text("")
             time.sleep(3600)
-        self.group.all_reduce(torch.ones(4, WIDTH, device=self.device), 0)
+        if copied:
+            self.group.send(torch.ones(4, WIDTH, device=self.device), 0).add_to(
+                torch.ones(4, WIDTH, device=self.device)
+            )
+        else:
+            self.group.all_reduce(torch.ones(4, WIDTH, device=self.device), 0)
         waits = torch.cuda.Event()
         waits.record()
         time.sleep(0.5)
@@ -173,20 +212,23 @@ def live(folder: Path, rank: int, what: str) -> None:
     # All kernels are compiled before the ranks meet, as in boot.
     for dtype in TYPES:
         member.group.all_reduce(torch.zeros(3, WIDTH, device=member.device, dtype=dtype), 0)
+    lone = torch.ones(3, WIDTH, device=member.device)
+    member.group.send(lone.clone(), 0).add_to(lone)
+    assert torch.equal(lone, torch.full_like(lone, 2.0)), "no rank is there yet"
     for dtype in (*TYPES, torch.int64):
         member.group.all_gather(torch.zeros(2, 512 - 24 * rank, device=member.device, dtype=dtype), [512, 488], 0)
     member.join(1)
     getattr(member, what)()
-    if what != "silent":
+    if not what.startswith("silent"):
         member.leave()
 
 
-@pytest.mark.parametrize("what", ["sums", "norms", "columns", "captured", "silent"])
+@pytest.mark.parametrize("what", ["sums", "norms", "pieces", "columns", "captured", "silent", "silent_copies"])
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
     try:
         assert processes[0].wait(100) == 0
-        assert processes[1].wait(20) == (-9 if what == "silent" else 0)
+        assert processes[1].wait(20) == (-9 if what.startswith("silent") else 0)
     finally:
         for process in processes:
             process.kill()

@@ -2,7 +2,8 @@
 
 A call is one launch on the stream in use (`ppkernels.gpu.collectives`), also in a graph: addresses of the
 other ranks are in a table on the device, which each generation fills again. So a graph that was
-captured before the ranks met is right in every generation.
+captured before the ranks met is right in every generation. Sums of large steps go by copies instead
+(`peer_copies`).
 
 Numbers of calls begin at the generation's share of 64 bits. A flag that a rank of an older generation
 raises late is below all numbers of this one.
@@ -22,9 +23,12 @@ from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.peer_copies import PeerCopies
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
+from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
 from ppengine.stage.rank_group import MeetAll, RankGroup
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
 """Bounds of the bytes of one launch; a longer call takes several. Inboxes have at most four times the most."""
+COPIED = 2
+"""Most ranks that send large sums by copies: each sends its whole part to each other one."""
 FUSED_BYTES = LEAST_BYTES
 """Largest part whose sum is normed in the same kernel, in one launch: it fits into any inbox, and beyond that two
 kernels are as fast."""
@@ -45,12 +51,16 @@ _LENGTH = struct.Struct("<I")
 class CardGroup(RankGroup):
     """A rank on a GPU. `part_bytes`: of the largest usual call; `folder` has the page that releases waits."""
 
-    def __init__(self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, part_bytes: int) -> None:
+    def __init__(
+        self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, compute: Stream, part_bytes: int
+    ) -> None:
         self._stage, self.rank, self.size = place.stage, place.rank, size
         self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
         most = MOST_BYTES * 2 // size
         self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), most).bit_length() - 1)
         self._memory = SharedMemory(driver, uuid, collectives.memory_bytes(size, self._part_bytes))
+        # `pieces` depends on nothing that may differ between ranks.
+        self._copies = PeerCopies(driver, uuid, place, size, folder, compute, part_bytes) if size <= COPIED else None
         device = driver.device
         self._table = torch.zeros(collectives.table_words(size), dtype=torch.int64, device=device)
         self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
@@ -70,27 +80,35 @@ class CardGroup(RankGroup):
         self._memory.slot(0)[begin:end].zero_()
         torch.cuda.synchronize(self._driver.device)
         try:
+            if self._copies is not None:
+                self._copies.begin()
             offers = self._exchange()
             self._flags = flags = EdgeFlags(self._page, create=True)
             word = self._driver.show(flags.address, PAGE) + Flag.FILLED
             addresses = {self.rank: self._memory.address}
-            for peer, offer in offers.items():
-                addresses[peer] = self._open(peer, offer)
+            inboxes = {}
+            for peer, (calls, *copies) in offers.items():
+                addresses[peer] = self._open(peer, calls)
+                for offer in copies:
+                    inboxes[peer] = self._open(peer, offer)
+            if self._copies is not None:
+                self._copies.open(inboxes)
         except BaseException:
             self.close()
             raise
         self._counters.fill_(generation << _GENERATION_SHIFT)
         self._fill(1, word, *(addresses[rank] for rank in sorted(addresses)))
 
-    def _exchange(self) -> dict[int, Offer]:
-        """Return the offers of the other ranks, by rank."""
+    def _exchange(self) -> dict[int, list[Offer]]:
+        """Return the offers of the other ranks, by rank: memory for calls, then for copies if there are any."""
         try:
-            body = msgspec.json.encode(self._memory.offer)
+            ours = [self._memory.offer] + ([] if self._copies is None else [self._copies.offer])
+            body = msgspec.json.encode(ours)
         except RefusedError as error:
             raise PeerLostError(f"no memory for the ranks of stage {self._stage}: {error}") from None
         for wire in self._wires.values():
             wire.send([memoryview(_LENGTH.pack(len(body))), memoryview(body)])
-        return {peer: _receive(wire) for peer, wire in self._wires.items()}
+        return {peer: _receive(wire, len(ours)) for peer, wire in self._wires.items()}
 
     def _open(self, peer: int, offer: Offer) -> int:
         try:
@@ -121,6 +139,14 @@ class CardGroup(RankGroup):
         collectives.reduce_norm(part, residual, parameters, output, *self._place)
         return output
 
+    @override
+    def pieces(self, rows: int, row_bytes: int) -> list[slice]:
+        return super().pieces(rows, row_bytes) if self._copies is None else self._copies.pieces(rows, row_bytes)
+
+    @override
+    def send(self, part: Tensor, site: int) -> Sum:
+        return super().send(part, site) if self._copies is None else self._copies.send(part)
+
     def _most_rows(self, part: Tensor) -> int:
         return max(1, self._part_bytes // (part.shape[1] * part.itemsize))
 
@@ -150,10 +176,14 @@ class CardGroup(RankGroup):
         flags = self._flags
         if flags is not None:
             flags.release(Flag.FILLED)
+        if self._copies is not None:
+            self._copies.release()
 
     @override
     def close(self) -> None:
         self._fill(0)
+        if self._copies is not None:
+            self._copies.close()
         for memory in self._opened:
             # The memory of a rank that has died cannot always be closed; it goes with this process.
             with contextlib.suppress(DriverError):
@@ -167,15 +197,19 @@ class CardGroup(RankGroup):
             wire.close()
 
 
-def _receive(wire: Wire) -> Offer:
-    """Return the offer of another rank. Raises PeerLostError for anything else."""
+def _receive(wire: Wire, count: int) -> list[Offer]:
+    """Return the `count` offers of another rank. Raises PeerLostError for anything else."""
     length = bytearray(_LENGTH.size)
     wire.receive(memoryview(length))
     (size,) = _LENGTH.unpack(length)
     body = bytearray(min(size, MAX_FRAME))
     wire.receive(memoryview(body))
     try:
-        return msgspec.json.decode(body, type=Offer)
+        offers = msgspec.json.decode(body, type=list[Offer])
     except msgspec.DecodeError as error:
-        text = f"stage {wire.peer} rank {wire.rank} sent no offer: {error}"
+        text = f"stage {wire.peer} rank {wire.rank} sent no offers: {error}"
         raise PeerLostError(text, wire.peer, wire.rank) from None
+    if len(offers) != count:
+        text = f"stage {wire.peer} rank {wire.rank} sent {len(offers)} offers of memory, {count} are right"
+        raise PeerLostError(text, wire.peer, wire.rank)
+    return offers

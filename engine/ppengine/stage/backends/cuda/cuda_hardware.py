@@ -93,7 +93,7 @@ class CudaHardware(Hardware):
                 f"parallel.tensor is {size}; ranks on GPUs add no {dtype}: set model.dtype to a smaller one"
             )
         part_bytes = config.profile.scheduler.max_num_batched_tokens * spec.hidden_size * dtype.itemsize
-        return CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), part_bytes)
+        return CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), self.compute, part_bytes)
 
     @override
     @contextmanager

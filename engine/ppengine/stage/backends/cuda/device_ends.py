@@ -52,7 +52,7 @@ class CudaEnds:
 
     def _signals(self, flags: Path, edge: Edge, create: bool) -> Signals:
         try:
-            return Signals(self._driver, flags, create, self._buffers.compute, edge.peer)
+            return Signals(self._driver, flags, create, self._buffers.compute, f"stage {edge.peer}")
         except (OSError, ValueError, DriverError) as error:
             raise RefusedError(str(error)) from None
 

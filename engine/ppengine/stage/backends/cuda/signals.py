@@ -18,13 +18,18 @@ _KEPT = 64
 
 
 class Signals:
-    """The flags of one edge as this side's compute stream uses them."""
+    """The flags that this side shares with `peer`.
 
-    def __init__(self, driver: Driver, path: Path, create: bool, compute: Stream, peer: int) -> None:
+    Its compute stream waits for them, and writes them, unless there is a `writer`.
+    """
+
+    def __init__(
+        self, driver: Driver, path: Path, create: bool, compute: Stream, peer: str, writer: Stream | None = None
+    ) -> None:
         """Map the file and show it to the device. Raises OSError, ValueError, DriverError."""
-        self._driver, self._stream = driver, compute
+        self._driver, self._stream, self._writer = driver, compute, writer or compute
         self._ledger = compute.order.ledger
-        self._peer = self._ledger.peer(f"stage {peer}")
+        self._peer = self._ledger.peer(peer)
         self._ours: dict[int, Mark] = {}
         self._theirs: dict[int, Mark] = {}
         """By number: points behind the flags that this side writes, and that the other one does."""
@@ -36,7 +41,7 @@ class Signals:
             raise
 
     def wait(self, flag: Flag, number: int) -> None:
-        """Let all later launches on the stream wait until `flag` is `number` or more."""
+        """Let all later launches on the compute stream wait until `flag` is `number` or more."""
         if self._flags.value(flag) < number:  # otherwise it is there already: one launch less
             self._driver.wait_for(self._device + flag, number, self._stream.handle)
         if self._ledger.on:
@@ -44,10 +49,10 @@ class Signals:
             self._ledger.wait(self._stream.actor, mark and mark._replace(via=flag.name))
 
     def write(self, flag: Flag, number: int) -> None:
-        """Launch the write of `number` into `flag`, behind all earlier work on the stream."""
-        self._driver.write_word(self._device + flag, number, self._stream.handle)
+        """Launch the write of `number` into `flag`, behind all earlier work on the stream that writes."""
+        self._driver.write_word(self._device + flag, number, self._writer.handle)
         if self._ledger.on:
-            _keep(self._ours, number, self._ledger.record(self._stream.actor, flag.name))
+            _keep(self._ours, number, self._ledger.record(self._writer.actor, flag.name))
 
     def peer_does(
         self, number: int, what: str, after: int = 0, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()
