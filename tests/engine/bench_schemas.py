@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import ModelConfig
@@ -43,7 +44,9 @@ class Grammars:
         (folder / "engine.json").write_bytes(msgspec.json.encode(config))
         self._socket, self._codec = context.socket(zmq.ROUTER), Codec(FromGrammars)
         self._socket.bind(config.endpoint("grammar"))
-        self.process = GrammarProcess(folder, self._send, time.monotonic, self._report, "checks")
+        self.process = GrammarProcess(
+            folder, read_spec(MODEL).vocab_size, self._send, time.monotonic, self._report, "checks"
+        )
         self.deaths = 0
         self._matchers = 0
 

@@ -65,7 +65,7 @@ class CoreWorld:
     """
 
     def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
-        restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2,
+        restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2, vocabulary=VOCAB,
         run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, tiers=NO_TIERS, slot_bytes=0, **scheduler,
     ):  # fmt: skip
         self.cards: dict[int, str] = cards or {}
@@ -84,7 +84,7 @@ class CoreWorld:
         )  # fmt: skip
         spec = ModelSpec(
             model_type="opt", architecture="OPTForCausalLM", num_layers=stages, hidden_size=8, num_heads=1,
-            num_kv_heads=1, head_dim=8, intermediate_size=8, vocab_size=VOCAB, max_position=max_model_len,
+            num_kv_heads=1, head_dim=8, intermediate_size=8, vocab_size=vocabulary, max_position=max_model_len,
             dtype="float32", tie_word_embeddings=True, norm_eps=1e-5, activation="relu", eos_token_ids=[eos],
         )  # fmt: skip
         self.answers: list[tuple[bytes, msgspec.Struct]] = []

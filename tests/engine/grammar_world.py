@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import zmq
 from core_world import CoreWorld
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import FromGrammars
@@ -47,6 +48,7 @@ class GrammarWorld(CoreWorld):
             run_dir=str(folder),
             model=str(MODEL),
             eos=EOS,
+            vocabulary=read_spec(MODEL).vocab_size,
             serve=False,
             schedule_ahead=True,
             **options,

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 from ppengine.core import grammar_process
+from ppengine.core.child_sockets import ChildSockets
+from ppengine.core.constraints import Constraints
 from ppengine.core.grammar_process import ANSWER_S, COMPILES_MOST, START_S, STARTS_MOST, Ask, GrammarProcess, Masked
+from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.structured_outputs import Grammar
+
+VOCABULARY = 40
+MASK = b"\xff" * 8
 
 
 class Child:
@@ -46,9 +55,12 @@ class Desk:
         self.forgotten: list[int] = []
         self.ended: dict[int, Masked] = {}
         self.names: list[bytes] = []
+        self.events: list[str] = []
         self._codec = Codec(ToGrammars)
         monkeypatch.setattr(grammar_process, "spawn", self._spawn)
-        self.process = GrammarProcess(Path("/r"), self._send, lambda: self.now, lambda kind, text: None, "masks")
+        self.process = GrammarProcess(
+            Path("/r"), VOCABULARY, self._send, lambda: self.now, lambda kind, text: self.events.append(text), "masks"
+        )
 
     def _spawn(self, module: str, arguments: list[str], **_: Any) -> Child:
         self.children.append(Child(len(self.children) + 1))
@@ -81,7 +93,7 @@ class Desk:
         numbers = list(self.open)
         self.open.clear()
         answers = [Answer(number, 0, forced=list(forced)) for number in numbers]
-        self.process.take(self.names[-1], Answers(answers, [b"m"]))
+        self.process.take(self.names[-1], Answers(answers, [MASK]))
 
     def end(self) -> None:
         """End the child and go on with another one."""
@@ -115,7 +127,7 @@ def test_tokens_that_a_child_has_forced_are_not_sent_to_it_again(desk: Desk) -> 
     desk.ask(1, [4])
     desk.turn()
     desk.answer(forced=[5, 6])
-    assert desk.ended[1] == Masked(b"m", forced=(5, 6))
+    assert desk.ended[1] == Masked(MASK, forced=(5, 6))
     desk.ask(1, [4, 5, 6, 7])
     desk.turn()
     assert [question.tokens for question in desk.open.values()] == [[7]]
@@ -151,7 +163,7 @@ def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(des
     assert desk.ended[2].error == "it has ended 2 processes: the grammar process for masks (pid 3) has ended, gone"
     assert desk.turn() == [3]
     desk.answer()
-    assert desk.ended[3] == Masked(b"m") and not desk.ended[2].later
+    assert desk.ended[3] == Masked(MASK) and not desk.ended[2].later
 
 
 def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
@@ -175,6 +187,8 @@ def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
         Answer(0, 0, "no match"),
         Answer(0, 0, forced=[5, 6, 7]),
         Answer(0, -1, "no match", forced=[5]),
+        Answer(0, 0, forced=[5, VOCABULARY]),
+        Answer(0, 0, forced=[-1]),
     ],
 )
 def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(desk: Desk, bad: Answer) -> None:
@@ -182,23 +196,64 @@ def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(desk: D
     desk.ask(2, [5])
     desk.turn()
     good, bad.number = desk.open
-    desk.process.take(desk.names[-1], Answers([Answer(good, 0), bad], [b"m"]))
+    desk.process.take(desk.names[-1], Answers([Answer(good, 0), bad], [MASK]))
     assert desk.children[0].code == -9 and not desk.ended, "no answer of such a message is taken"
     desk.now += 2
     assert desk.turn() == [1]
     desk.answer()
     assert desk.turn() == [2]
     desk.answer(forced=[5, 6])
-    assert desk.ended == {1: Masked(b"m"), 2: Masked(b"m", forced=(5, 6))}
+    assert desk.ended == {1: Masked(MASK), 2: Masked(MASK, forced=(5, 6))}
 
 
 def test_a_bad_answer_that_nothing_waits_for_ends_its_child_too(desk: Desk) -> None:
     desk.ask(1, [4])
     desk.turn()
-    desk.process.take(desk.names[-1], Answers([Answer(99, 0)], [b"m"]))
+    desk.process.take(desk.names[-1], Answers([Answer(99, 0)], [MASK]))
     assert desk.children[0].code is None, "an output that has ended"
-    desk.process.take(desk.names[-1], Answers([Answer(99, 1)], [b"m"]))
+    desk.process.take(desk.names[-1], Answers([Answer(99, 1)], [MASK]))
     assert desk.children[0].code == -9
+
+
+@pytest.mark.parametrize("mask", [b"", MASK[1:], MASK + b"\0", MASK[4:]])
+def test_a_mask_of_another_length_ends_its_child(desk: Desk, mask: bytes) -> None:
+    desk.ask(1, [4])
+    desk.turn()
+    (number,) = desk.open
+    desk.process.take(desk.names[-1], Answers([Answer(number, 0)], [MASK, mask]))
+    assert desk.children[0].code == -9 and not desk.ended, "a stage would get it"
+    desk.now += 2
+    assert desk.turn() == [1]
+    desk.answer()
+    assert desk.ended == {1: Masked(MASK)}
+
+
+def test_a_message_that_cannot_be_decoded_ends_its_child_at_once(desk: Desk) -> None:
+    none: Any = None
+    checks = GrammarProcess(Path("/r"), VOCABULARY, none, lambda: desk.now, none, "checks")
+    constraints = Constraints(checks, MaskProcesses([desk.process]), none, frozenset(), lambda: desk.now)
+    engine: Any = SimpleNamespace(constraints=constraints, event=lambda kind, text: desk.events.append(text))
+    desk.ask(1, [4])
+    desk.turn()
+    with zmq.Context() as context, contextlib.ExitStack() as open_sockets:
+        children = ChildSockets(lambda kind: open_sockets.enter_context(context.socket(kind)))
+        router = children.routers["grammar"]
+        router.bind("inproc://grammar")
+        for name, code in ((b"a child before", None), (desk.names[-1], -9)):
+            child = open_sockets.enter_context(context.socket(zmq.DEALER))
+            child.setsockopt(zmq.IDENTITY, name)
+            child.connect("inproc://grammar")
+            child.send(b"\xc1")
+            assert router.poll(60_000)
+            assert children.drain(engine)
+            assert desk.children[0].code == code
+    malformed = "from a grammar process: not a message of this protocol: "
+    assert [text.startswith(malformed) for text in desk.events] == [True, True, False]
+    assert desk.events[2].startswith(
+        "the grammar process for masks (pid 1) has sent a malformed message, not a message"
+    )
+    desk.now += 2
+    assert desk.turn() == [1], "the next one gets the question"
 
 
 def test_an_output_whose_answers_are_bad_alone_is_lost(desk: Desk) -> None:

@@ -26,13 +26,20 @@ class _Child:
     """Its processes in words."""
     codec: Codec
     take: Callable[[Engine, bytes, Any], None]
+    take_malformed: Callable[[Engine, bytes, str], None] = lambda *_: None
+    """Takes the fault of a message that cannot be decoded."""
 
 
 _CHILDREN = {
     "render": _Child(
         "the process of chat templates", Codec(FromRenderer), lambda one, *what: one.templates.take(*what)
     ),
-    "grammar": _Child("a grammar process", Codec(FromGrammars), lambda one, *what: one.constraints.take(*what)),
+    "grammar": _Child(
+        "a grammar process",
+        Codec(FromGrammars),
+        lambda one, *what: one.constraints.take(*what),
+        lambda one, *what: one.constraints.take_malformed(*what),
+    ),
     "stores": _Child("a store", Codec(FromStore), lambda one, *what: one.tiers.take(*what)),
 }
 
@@ -60,7 +67,10 @@ class ChildSockets:
                 process, *frames = router.recv_multipart(NOBLOCK)
                 news = True
                 try:
-                    child.take(engine, process, child.codec.decode(frames[-1]))
+                    message = child.codec.decode(frames[-1])
                 except ProtocolError as error:
                     engine.event("protocol.error", f"from {child.who}: {error}")
+                    child.take_malformed(engine, process, str(error))
+                else:
+                    child.take(engine, process, message)
         return news

@@ -138,6 +138,11 @@ class Constraints:
             forced, self._forced = self._forced, Retirement(0)
             self._requests.forced(forced)
 
+    def take_malformed(self, name: bytes, fault: str) -> None:
+        """End the process that has sent a message which cannot be decoded."""
+        self.checks.take_malformed(name, fault)
+        self.masks.take_malformed(name, fault)
+
     @property
     def next_deadline(self) -> float | None:
         """Time of the clock at which a step gives up a mask; None if none is open."""

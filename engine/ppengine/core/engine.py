@@ -130,7 +130,9 @@ class Engine:
         )  # fmt: skip
         submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
         self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
-        processes = make_processes(partial(GrammarProcess, Path(config.run_dir), send_grammar, clock, event))
+        processes = make_processes(
+            partial(GrammarProcess, Path(config.run_dir), spec.vocab_size, send_grammar, clock, event)
+        )
         self.constraints = constraints = Constraints(*processes, requests, frozenset(spec.eos_token_ids), clock)
         self.rules = rules = ClientRules(requests, operations, clock)
         self.offline = OfflineRequests(

@@ -77,6 +77,8 @@ class GrammarProcess:
     """Answers questions in the child, each once."""
 
     _run_dir: Path
+    _vocabulary: int
+    """Number of the model's logits, a bit each in a mask."""
     _send: Callable[[bytes, bytes], None]
     """Sends a message to the routing id of a process."""
     _clock: Callable[[], float]
@@ -142,20 +144,25 @@ class GrammarProcess:
         if isinstance(message, GrammarsReady):
             self._ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
-            if not all(self._fits(answer, len(message.masks)) for answer in message.answers):
-                self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) has sent a bad answer")
+            if not self._good(message):
+                self._lose("has sent a bad answer")
                 return
             for answer in message.answers:
                 self._end(answer, message.masks[answer.mask] if answer.mask >= 0 else b"")
+
+    def take_malformed(self, name: bytes, fault: str) -> None:
+        """End the child if it has sent a message that cannot be decoded."""
+        if self._child is not None and name == self._name:
+            self._lose(f"has sent a malformed message, {one_line(fault)}")
 
     def advance(self) -> None:
         """Replace a child that has ended or is past a deadline, and send what waits."""
         self._killed = [child for child in self._killed if child.poll() is None]
         if self._child is not None and self._child.poll() is not None:
             why = one_line(self._child.info("grammar").detail or "exit code 0")
-            self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) has ended, {why}")
+            self._lose(f"has ended, {why}")
         elif self._child is not None and self._late:
-            self._lose(f"the grammar process for {self._task} (pid {self._child.pid}) did not answer in time")
+            self._lose("did not answer in time")
         if self._child is None and (self._waiting or self._wanted) and self._clock() >= self._start_at:
             self._start()
         self.give()
@@ -215,8 +222,17 @@ class GrammarProcess:
         grammar = ask.grammar if known is None else None
         return Question(self._count, ask.matcher, grammar, tokens, list(ask.held), ask.forced_most)
 
+    def _good(self, message: Answers) -> bool:
+        """Return whether a stage can use all masks of a message, and its answers fit their questions."""
+        size = 4 * -(-self._vocabulary // 32)
+        if any(len(mask) != size for mask in message.masks):
+            return False
+        return all(self._fits(answer, len(message.masks)) for answer in message.answers)
+
     def _fits(self, answer: Answer, masks: int) -> bool:
-        """Return whether an answer has one of the `masks`, or an error, and no more forced tokens than it may."""
+        """Return whether an answer has one of the `masks`, or an error, and no other forced tokens than it may."""
+        if not all(0 <= token < self._vocabulary for token in answer.forced):
+            return False
         ask = self._given.get(answer.number)
         if ask is None:  # nothing waits for it
             return -1 <= answer.mask < masks
@@ -263,8 +279,10 @@ class GrammarProcess:
             return
         self._name, self._ready, self._start_by = name.encode(), False, self._clock() + START_S
 
-    def _lose(self, why: str) -> None:
-        """Give up a child; its questions wait for the next one."""
+    def _lose(self, what: str) -> None:
+        """Give up the child, of which `what` is said; its questions wait for the next one."""
+        assert self._child is not None
+        why = f"the grammar process for {self._task} (pid {self._child.pid}) {what}"
         log.warning("%s", why)
         self._event("grammar.ended", f"{why}; another one gets its questions")
         started = self._ready

@@ -50,6 +50,11 @@ class MaskProcesses:
         for process in self.processes:
             process.take(name, message)
 
+    def take_malformed(self, name: bytes, fault: str) -> None:
+        """End the one of them that has sent a message which cannot be decoded."""
+        for process in self.processes:
+            process.take_malformed(name, fault)
+
     def advance(self) -> None:
         """Send what waits, and watch them."""
         for process in self.processes:
