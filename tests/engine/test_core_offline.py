@@ -85,6 +85,24 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
     assert made._open == {} and not made.has_unfinished_requests()
 
 
+def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
+    monkeypatch.setattr(llm, "PORTION_CHARACTERS", 5)
+    made = engine()
+    sent = []
+
+    def ask(message, kind):
+        sent.append((message.check, message.first, [(each.prompt, each.priority) for each in message.submissions]))
+        return Added(nonce=1, requests=[], error="" if message.first == 0 else "prompt 2: no")
+
+    made._engine.ask = ask
+    with pytest.raises(ValueError, match="prompt 2: no"):
+        made.check_many(["abc", "de", "f"], [SamplingParams()] * 3, [1, 2, 3])
+    assert sent == [(True, 0, [("abc", 1), ("de", 2)]), (True, 2, [("f", 3)])]
+    assert not made.has_unfinished_requests()
+    with pytest.raises(ValueError, match="2 prompts and 1 priorities"):
+        made.check_many(["a", "b"], [SamplingParams()] * 2, [1])
+
+
 @pytest.mark.parametrize("prompt", [{"prompt": "x"}, [1, 2], {"prompt_token_ids": [1], "multi_modal_data": {}}])
 def test_a_prompt_of_another_kind_is_named(prompt):
     with pytest.raises(ValueError, match="a prompt is a text or"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ppengine.offline import llm as offline_llm
 from ppengine.offline import waves
 from ppengine.offline.llm import LLM, RequestOutput
 from ppengine.offline.waves import Waves, most_values
@@ -25,19 +26,29 @@ class Engine:
         self.begun: list[int] = []
         self.aborted: list[str] = []
         self.most = 0
+        self.checks = True
+        """Whether a check refuses what `add_many` would; the room may shrink behind it."""
 
     def add_many(
         self, prompts: Sequence[Any], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
     ) -> list[str]:
-        values = [len(each["prompt_token_ids"]) * 2 for each in prompts]
-        if any(value > ROOM for value in values):
-            raise ValueError("too long")
+        values = self._values(prompts)
         assert sum(self.open.values()) + sum(values) <= ROOM, "refused"
         names = [str(each["prompt_token_ids"][0]) for each in prompts]
         self.open.update(zip(names, values, strict=True))
         self.begun += map(int, names)
         self.most = max(self.most, len(self.open))
         return names
+
+    def check_many(self, prompts: Sequence[Any], params: Sequence[SamplingParams], priority: Any) -> None:
+        if self.checks:
+            self._values(prompts)
+
+    def _values(self, prompts: Sequence[Any]) -> list[int]:
+        values = [len(each["prompt_token_ids"]) * 2 for each in prompts]
+        if any(value > ROOM for value in values):
+            raise ValueError("too long")
+        return values
 
     def step(self, finished_only: bool) -> list[RequestOutput]:
         name = next(reversed(self.open))
@@ -77,13 +88,48 @@ def test_the_most_urgent_begin_first(llm: Any) -> None:
         llm.generate(prompts(1, 1), SCORED, use_tqdm=False, priority=[1])
 
 
-def test_a_prompt_without_room_ends_the_others(llm: Any) -> None:
+class Bar:
+    """Counts the ends that a progress bar shows."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.ends, self.closed = total, 0, False
+
+    def update(self, ends: int) -> None:
+        self.ends += ends
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
+    opened: list[Bar] = []
+
+    def progress(total: int) -> Bar:
+        opened.append(Bar(total))
+        return opened[-1]
+
+    monkeypatch.setattr(offline_llm, "_progress", progress)
+    return opened
+
+
+def test_a_prompt_without_room_is_refused_before_any_begins_or_a_bar_opens(llm: Any, bars: list[Bar]) -> None:
     with pytest.raises(ValueError, match="too long"):
-        llm.generate(prompts(20, 20, 60), SCORED, use_tqdm=False)
+        llm.generate(prompts(20, 20, 60), SCORED)
+    assert llm.llm_engine.begun == [] and not bars
+    with pytest.raises(ValueError, match="too long"):
+        llm.generate(prompts(20, 51), SamplingParams())
+    assert llm.llm_engine.begun == [] and not bars, "one wave needs no check of its own"
+    llm.generate(prompts(20, 20, 20), SCORED)
+    assert [(bar.total, bar.ends, bar.closed) for bar in bars] == [(3, 3, True)]
+
+
+def test_a_prompt_that_is_refused_behind_the_check_ends_the_others(llm: Any, bars: list[Bar]) -> None:
+    llm.llm_engine.checks = False
+    with pytest.raises(ValueError, match="too long"):
+        llm.generate(prompts(20, 20, 60), SCORED)
     assert llm.llm_engine.aborted == [], "both had ended before it began"
-    llm.llm_engine = Engine()
-    with pytest.raises(ValueError, match="too long"):
-        llm.generate(prompts(20, 51), SCORED, use_tqdm=False)
+    assert [(bar.ends, bar.closed) for bar in bars] == [(2, True)]
 
 
 @given(values=st.lists(st.integers(0, 70), min_size=1), ends=st.data())

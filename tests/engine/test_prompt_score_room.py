@@ -21,10 +21,11 @@ def test_open_requests_have_a_bound_and_others_come_later(monkeypatch: pytest.Mo
     monkeypatch.setattr(prompt_score_room, "HELD_MOST", 12)
     world, nonces = CoreWorld(), iter(range(1, 99))
 
-    def add(*names: str, best: int | None = 1) -> Added:
+    def add(*names: str, best: int | None = 1, token: int = 3, check: bool = False) -> Added:
         sampling = SamplingParams(n=2, max_tokens=2, ignore_eos=True, prompt_logprobs=best)
-        several = [Submit(prompt_token_ids=[1, 2, 3], sampling=sampling, request=name) for name in names]
-        world.engine.offline.add_many(b"h", AddMany(nonce=next(nonces), session="s", submissions=several))
+        several = [Submit(prompt_token_ids=[1, 2, token], sampling=sampling, request=name) for name in names]
+        message = AddMany(nonce=next(nonces), session="s", submissions=several, first=5, check=check)
+        world.engine.offline.add_many(b"h", message)
         answer = world.answers[-1][1]
         assert isinstance(answer, Added)
         return answer
@@ -36,7 +37,9 @@ def test_open_requests_have_a_bound_and_others_come_later(monkeypatch: pytest.Mo
     world.run()
     assert add("c").again_s, "their reader may still want them"
     world.engine.outputs.forget(["a"])
-    assert add("c").requests == ["c"]
+    assert add("c", "e", "f", check=True) == Added(nonce=5, requests=[]), "they may begin one after another"
+    assert "prompt 5: token id 999 is not in the vocabulary" in add("c", token=999, check=True).error
+    assert add("c").requests == ["c"], "a check queues none"
 
 
 @pytest.mark.parametrize("lost", [False, True])

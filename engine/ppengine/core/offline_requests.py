@@ -52,7 +52,7 @@ class OfflineRequests:
     """Messages whose grammars are being compiled, or whose texts tokenized, with the client, by session and number."""
 
     def add_many(self, client: bytes, message: AddMany) -> None:
-        """Queue the requests of a message: all of them or none, and once however often it comes."""
+        """Queue the requests of a message: all of them or none, and once however often it comes; or check them."""
         key = message.session, message.nonce
         if key in self.added:
             self._reply(client, Added(nonce=message.nonce, requests=self.added[key]))
@@ -122,6 +122,9 @@ class OfflineRequests:
                 self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=drained, again_s=again))
                 return
             groups = self._groups(serving.scheduler, message)
+            if message.check:
+                self._reply(client, Added(nonce=message.nonce, requests=[]))
+                return
             if lack := self._outputs.scores.lack(
                 sum(values_of(len(one.prompt_ids), one.sampling.prompt_logprobs) for one, *_ in groups)
             ):

@@ -82,6 +82,22 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submit:
     return Submit(prompt_token_ids=[int(token) for token in prompt["prompt_token_ids"]], **fields)
 
 
+def _submissions(
+    prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str], priority: Sequence[int] | None
+) -> list[Submit]:
+    """Return the submissions of several prompts. Raises ValueError as `_submission`."""
+    count = len(prompts)
+    if priority is None:
+        priority = [0] * count
+    if len(priority) != count:
+        raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
+    fields: dict[str, Sequence[Any]] = {"sampling": params, "request": ids or [None] * count, "priority": priority}
+    return [
+        _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
+        for number, prompt in enumerate(prompts)
+    ]
+
+
 class LLMEngine:
     """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
 
@@ -126,33 +142,24 @@ class LLMEngine:
         count = len(prompts)
         if len(params) != count or len(ids) not in (0, count):
             raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
-        if priority is None:
-            priority = [0] * count
-        if len(priority) != count:
-            raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
-        fields: dict[str, Sequence[Any]] = {
-            "sampling": params, "request": ids or [None] * count, "priority": priority,
-        }  # fmt: skip
-        submissions = [
-            _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
-            for number, prompt in enumerate(prompts)
-        ]
+        submissions = _submissions(prompts, params, ids, priority)
         names: list[str] = []
         try:
-            for begin, end in _portions(submissions):
-                message = wire.AddMany(
-                    nonce=self._engine.nonce(), session=self._session, submissions=submissions[begin:end], first=begin
-                )
-                answer = self._engine.ask(message, wire.Added)
-                if answer.error:
-                    raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
-                names += answer.requests
+            for requests in self._send(submissions):
+                names += requests
         except BaseException:
             if names:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise
         self._open.update((name, each.prompt) for name, each in zip(names, submissions, strict=True))
         return names
+
+    def check_many(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
+    ) -> None:
+        """Queue nothing, but raise ValueError for the first prompt that `add_many` would refuse, or EngineError."""
+        for _ in self._send(_submissions(prompts, params, (), priority), check=True):
+            pass
 
     def abort_request(self, request_id: str) -> None:
         """End a request; one that has ended already is fine."""
@@ -190,6 +197,18 @@ class LLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _send(self, submissions: list[Submit], *, check: bool = False) -> Iterator[list[str]]:
+        """Send submissions in portions; yield the ids of each. Raises ValueError or EngineError if one is refused."""
+        for begin, end in _portions(submissions):
+            message = wire.AddMany(
+                nonce=self._engine.nonce(), session=self._session, submissions=submissions[begin:end], first=begin,
+                check=check,
+            )  # fmt: skip
+            answer = self._engine.ask(message, wire.Added)
+            if answer.error:
+                raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
+            yield answer.requests
 
     def _output(self, output: wire.RequestOutput) -> RequestOutput:
         samples = [
@@ -236,18 +255,16 @@ class LLM:
             return []
         if priority is not None and len(priority) != len(several):
             raise ValueError(f"{len(several)} prompts and {len(priority)} priorities; give one a prompt")
-        progress = _progress(len(several)) if use_tqdm else None
-        try:
-            return self._run(several, params, priority, progress)
-        finally:
-            if progress is not None:
-                progress.close()
+        return self._run(several, params, priority, use_tqdm)
 
     def _run(
-        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, progress: Any
+        self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        engine = self.llm_engine
+        engine, progress = self.llm_engine, None
         waves = Waves([most_values(prompt, one) for prompt, one in zip(prompts, params, strict=True)], priority)
+        if waves.several:
+            # Others would have run for minutes before one is refused.
+            engine.check_many(prompts, params, priority)
         places: dict[str, int] = {}
         done: dict[int, RequestOutput] = {}
         try:
@@ -258,6 +275,8 @@ class LLM:
                         [prompts[place] for place in wave], [params[place] for place in wave], priority=own
                     )
                     places.update(zip(names, wave, strict=True))
+                if use_tqdm and progress is None:
+                    progress = _progress(len(prompts))
                 # A call that was interrupted has left requests behind, whose end comes in this one.
                 fresh = [output for output in engine.step(finished_only=True) if output.request_id in places]
                 for output in fresh:
@@ -271,6 +290,9 @@ class LLM:
                 for name in places:
                     engine.abort_request(name)
             raise
+        finally:
+            if progress is not None:
+                progress.close()
         return [done[place] for place in range(len(prompts))]
 
     def close(self) -> None:

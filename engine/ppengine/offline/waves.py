@@ -35,7 +35,9 @@ class Waves:
         """`values` has the log-probabilities of each prompt, at most."""
         self._values = values
         self._left = deque(range(len(values)))
-        if priority is not None and sum(values) > HELD_MOST:
+        self.several = sum(values) > HELD_MOST
+        """Whether some prompts wait for others."""
+        if priority is not None and self.several:
             self._left = deque(sorted(self._left, key=priority.__getitem__))
         self._held = 0
 

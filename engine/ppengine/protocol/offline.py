@@ -35,6 +35,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     """User on whose behalf they come; empty: the session."""
     client: str = ""
     """Name of the API key with which they came; empty: none."""
+    check: bool = False
+    """Check the prompts alone: none is queued, and the answer has no ids."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
