@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import rank_snapshots
 import snapshots
 from ppconsole.model.steps import stage_steps
 from ppconsole.model.suggestion import suggestion
@@ -135,6 +136,21 @@ def test_an_open_operation_is_short_where_its_name_does_not_fit():
         return next(line for line in lines if line.startswith(" m18410")).split()
 
     assert "forward" in row(100) and "fwd" in row(68)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
+def test_a_wait_for_a_rank_is_whole_in_four_columns_at_80(kind: str):
+    rings = rank_snapshots.fault(rank_snapshots.dead()).rings
+    (thread,) = next(each for each in rings.stages if (each.stage, each.rank) == (1, 0)).threads
+    forward = thread.records[-1]
+    assert (forward.kind, forward.done_ns) == ("forward", 0)
+    thread.records.append(msgspec.structs.replace(forward, kind=kind, peer=1))
+    for width, form in ((80, "<.1"), (88, "<1.1")):
+        lines = texts(step_table.rows(rings, [], {Place(1, 1)}, "LAST", "", width))
+        assert f"B 6.2s {kind.removeprefix('all_')}{form} " in next(
+            each for each in lines if each.startswith(" m18410")
+        )
+        assert "…" not in "".join(lines)
 
 
 def test_many_stages_have_the_root_among_the_columns():

@@ -116,8 +116,11 @@ def test_micro_batches_without_room_are_counted() -> None:
 
 
 def test_an_operation_has_the_shorter_word_of_its_kind() -> None:
-    assert wording.short_op("all_reduce<1.0 m7") == "reduce<1.0 m7"
-    assert [wording.short_op(op) for op in ("token_return<1", "sample", "")] == ["token<1", "sample", ""]
+    forms = ["all_reduce<1.0 m7", "reduce<1.0 m7", "reduce<.0 m7", "reduce"]
+    assert [wording.fitting_op(forms[0], len(form)) for form in forms] == forms
+    assert [wording.fitting_op(forms[0], len(form) - 1) for form in forms] == [*forms[1:], "reduce"]
+    found = [wording.fitting_op(op, 7) for op in ("token_return<1", "token_return<11", "sample", "own code", "", "-")]
+    assert found == ["token<1", "token", "sample", "own", "", "-"]
 
 
 def test_the_end_of_a_fault_has_one_word_and_one_time() -> None:

@@ -74,7 +74,8 @@ STEPS = Section("LAST STEPS  a row a step, a column a stage", {
     "STEP": "number of the step", "began": "newest step that the stage began",
     "finished": "newest step that it finished", "retired": "newest step that it acknowledged to the core",
     "R": "retired: own work", "F": "finished, not retired: own work", "+": "time waited inside the step",
-    "B": "begun: time in the open operation", "·": "not begun", "-": "no longer recorded",
+    "B": "begun: time in the open operation", "<.1": "for rank 1 of its stage", "·": "not begun",
+    "-": "no longer recorded",
 })  # fmt: skip
 CHECKS = Section("LIVE CHECKS AND FINDINGS", {
     "ledger": "order of hand-offs between streams and threads", "strict": "waits for each operation before the next",

@@ -13,7 +13,7 @@ from ppconsole.model.steps import StageSteps, StepCell, numbers, of_stage, ranks
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row
 from ppconsole.view.drilldown import heading
-from ppconsole.view.wording import short_op
+from ppconsole.view.wording import fitting_op
 
 _WIDE, _MIDDLE, _NARROW = 24, 16, 8
 COUNT = 64
@@ -140,5 +140,5 @@ def _open(known: StepCell, cell: int) -> str:
     age = figures.millis(known.op_ms if known.op else known.total_ms)
     if cell < _MIDDLE - 2:
         return f"B {age}"
-    text = f"B {age:>4} {known.op or 'own code'}"
-    return text if len(text) < cell else f"B {age:>4} {short_op(known.op)}"
+    text = f"B {age:>4} "
+    return text + fitting_op(known.op or "own code", cell - 1 - len(text))

@@ -55,6 +55,7 @@ MAIN = "main"
 OPERATION = re.compile(r"([a-z_]+)([<>]\d+(?:\.\d+)?)?(.*)", re.DOTALL)
 """Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
+_STAGE_OF_RANK = re.compile(r"\d+(?=\.)")
 _MICRO_BATCH = re.compile(r"\bm(\d+)\b")
 
 
@@ -84,10 +85,17 @@ def operation(stage: StageInfo, brief: bool = False) -> str:
     return f"{stream.name}:{text}"
 
 
-def short_op(op: str) -> str:
-    """Return an operation with the shorter word of its kind, `reduce<1.0` for `all_reduce<1.0`."""
+def fitting_op(op: str, room: int) -> str:
+    """Return an operation in the longest of its forms with at most `room` cells, or its shortest one.
+
+    They are `all_reduce<1.0`, `reduce<1.0`, `reduce<.0` of a rank of the same stage, and `reduce`.
+    """
     found = OPERATION.fullmatch(op)
-    return op if found is None else f"{SHORT.get(found[1], found[1])}{found[2] or ''}{found[3]}"
+    if found is None:
+        return op
+    kind, other, rest = SHORT.get(found[1], found[1]), found[2] or "", found[3]
+    forms = (op, f"{kind}{other}{rest}", f"{kind}{_STAGE_OF_RANK.sub('', other)}{rest}")
+    return next((form for form in forms if len(form) <= room), kind)
 
 
 def with_rank(op: str, stage: StageInfo) -> str:
