@@ -14,11 +14,12 @@ from fake_gateway import FakeGateway
 from ppconsole.model.topology import PlaceRef, topology_of
 from ppconsole.view import topology_page
 from ppconsole.view.cells import text_of, width_of
+from ppconsole.view.marks import faulty_places
 from ppengine.protocol.gpu import GpuPeer
 
 
 def texts(picture, width=80):
-    return [text_of(line).rstrip() for line in topology_page.rows(topology_of(picture), width)]
+    return [text_of(line).rstrip() for line in topology_page.rows(topology_of(picture), width, faulty_places(picture))]
 
 
 def ref(stage: int, rank: int) -> PlaceRef:
@@ -80,7 +81,7 @@ def test_the_page_at_80_columns() -> None:
         "    0.0 blocked   n0     41200 cpu    0-11    0.1   -     1.0   1.0",
         "    0.1 blocked   n0     41201 cpu    0-11    0.0   -     1.1   1.1",
         "    1.0 starved   n0     41202 cpu    12-23   1.1   0.0   -     -",
-        "    1.1 dead      n0     41203 cpu    12-23   1.0   0.1   -     -",
+        "!   1.1 dead      n0     41203 cpu    12-23   1.0   0.1   -     -",
         "",
         " MESSAGES",
         "  CARRIES       WAY            BETWEEN",
@@ -88,6 +89,18 @@ def test_the_page_at_80_columns() -> None:
         "  hidden states TCP            0.0>1.0  0.1>1.1",
         "  tokens        TCP            1.0>0.0  1.1>0.1",
     ]
+
+
+def test_the_root_of_a_fault_has_its_mark_and_state() -> None:
+    picture = rank_snapshots.dead()
+    rank_snapshots.of(picture, 1, 1).state = "computing"
+    marked = topology_page.rows(topology_of(picture), 80, faulty_places(picture))
+    assert [text_of(line).split()[:3] for line in marked[4:6]] == [["1.0", "starved", "n0"], ["!", "1.1", "faulty"]]
+    assert [style for text, style in marked[5].segs if text.strip() in ("!", "1.1", "faulty")] == ["bad"] * 3
+    assert texts(snapshots.stuck())[4].split()[:3] == ["!", "2", "faulty"]
+    rank_snapshots.of(picture, 1, 1).state = "dreaming"
+    picture.verdicts = []
+    assert texts(picture)[5].split()[:2] == ["1.1", "dreaming"], "a state of a newer engine"
 
 
 def test_stages_of_one_rank_have_no_peers() -> None:
@@ -130,6 +143,9 @@ def test_the_command_prints_the_page_and_its_json(
     with FakeGateway(snapshot=rank_snapshots.ranks()):
         done = cli("topology")
         assert done.code == 0 and "    0.1 computing" in done.out and "0.0=0.1" in done.out
+    with FakeGateway(snapshot=rank_snapshots.dead()):
+        assert "\n!   1.1 dead" in cli("topology").out
+    with FakeGateway(snapshot=rank_snapshots.ranks()):
         found = json.loads(cli("topology", "--json").out)
     assert found["tensor_parallel_size"] == 2 and len(found["places"]) == 4
     assert found["places"][3]["previous"] == {"stage": 0, "rank": 1}

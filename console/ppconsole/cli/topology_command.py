@@ -22,11 +22,13 @@ def topology_command(common: Common) -> None:
     """
     from ppconsole.model.topology import topology_of
     from ppconsole.view.cells import text_of
+    from ppconsole.view.marks import faulty_places
     from ppconsole.view.topology_page import rows
 
-    found = topology_of(run(lambda: one_snapshot(common)))
+    snapshot = run(lambda: one_snapshot(common))
+    found = topology_of(snapshot)
     if common.json:
         print_json(found)
     else:
         width = max(_LEAST, shutil.get_terminal_size((_PIPED, 24)).columns)
-        click.echo("\n".join(text_of(line).rstrip() for line in rows(found, width)))
+        click.echo("\n".join(text_of(line).rstrip() for line in rows(found, width, faulty_places(snapshot))))

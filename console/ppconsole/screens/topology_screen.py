@@ -12,6 +12,7 @@ from ppconsole.screens.reader import Reader
 from ppconsole.view import topology_page
 from ppconsole.view.cells import Row, row
 from ppconsole.view.keys import Key, reader_keys
+from ppconsole.view.marks import faulty_places
 
 
 class TopologyScreen(Reader):
@@ -34,4 +35,4 @@ class TopologyScreen(Reader):
         snapshot = self.console.model.shown.snapshot
         if snapshot is None:
             return [row(("  waiting for the first sample", "dim"))]
-        return topology_page.rows(topology_of(snapshot), width)
+        return topology_page.rows(topology_of(snapshot), width, faulty_places(snapshot))

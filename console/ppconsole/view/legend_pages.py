@@ -172,12 +172,13 @@ CLI_STREAMS = Section("STREAMS AND LEDGER", {
 })  # fmt: skip
 
 TOPOLOGY = Section("PLACES", {
-    "PLACE": "stage, or stage.rank: one process", "pp tp": "pipeline stages, and tensor ranks of a stage",
+    "PLACE": "stage, or stage.rank: one process", "!": "the root of a fault",
+    "pp tp": "pipeline stages, and tensor ranks of a stage",
     "STATE": "state of the process", "NODE": "host of the process", "PID": "process id", "DEVICE": "its device",
     "LAYERS": "layers of the stage, first-last", "PEERS": "other ranks of its stage: each computes a part of the step",
     "FROM": "place that sends it hidden states", "TO": "place that receives its hidden states",
     "TOKENS": "place whose sampled tokens it receives; on the first stage", "?": "not known", "-": "none",
-})  # fmt: skip
+}, {"!": "bad"})  # fmt: skip
 WAYS = Section("MESSAGES", {
     "CARRIES": "content of the messages", "WAY": "how they go, see below", "BETWEEN": "places between which they go",
     "all-reduce": "partial sums of the ranks of a stage", "hidden states": "from a stage to the next",

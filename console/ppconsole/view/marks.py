@@ -108,7 +108,12 @@ def faulty_places(snapshot: Snapshot) -> set[Place]:
 
 
 def stage_mark(stage: StageInfo, faulty: Set[Place]) -> Mark:
-    """Return the mark of a rank of a stage. A faulty one shows X, unless its own state shows the fault."""
-    if place_of(stage) in faulty and stage.state not in ("dead", "stopped"):
+    """Return the mark of a rank of a stage."""
+    return state_mark(stage.state, place_of(stage) in faulty)
+
+
+def state_mark(state: str, is_faulty: bool) -> Mark:
+    """Return the mark of a state. A faulty stage shows X, unless its own state shows the fault."""
+    if is_faulty and state not in ("dead", "stopped"):
         return FAULT
-    return STAGE.get(stage.state) or Mark(stage.state[:1].upper(), "info")
+    return STAGE.get(state) or Mark(state[:1].upper(), "info")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
 
 from ppengine.protocol.gpu import GpuPeer
@@ -27,7 +27,7 @@ from ppconsole.view.cells import (
     wrap,
 )
 from ppconsole.view.drilldown import heading, ranges
-from ppconsole.view.marks import STAGE, Mark
+from ppconsole.view.marks import FAULT, STAGE_WORDS, Mark, state_mark
 
 _NOTHING = "-"
 _INDENT = 2
@@ -63,15 +63,18 @@ _PATHS = {
 """Paths on PCIe by the words that `nvidia-smi topo -m` has for them."""
 
 
-def rows(topology: Topology, width: int) -> list[Row]:
-    """Return the page: places, messages and, where there are cards, these with their links."""
+def rows(topology: Topology, width: int, faulty: Set[Place] = frozenset()) -> list[Row]:
+    """Return the page: places, messages and, where there are cards, these with their links.
+
+    `faulty`: places that are the root of a fault, to mark.
+    """
     ranked = topology.tensor_parallel_size > 1
     count = len(topology.places)
     nodes = len({each.node for each in topology.places if each.node is not None})
     size = f"pp{topology.pipeline_parallel_size} tp{topology.tensor_parallel_size}"
     where = f" on {nodes} node{'' if nodes == 1 else 's'}" if nodes else ""
     found = [heading(f"PLACES  {size}: {count} process{'' if count == 1 else 'es'}{where}", width)]
-    found += _places(topology.places, ranked, width)
+    found += _places(topology.places, ranked, width, faulty)
     found += [EMPTY, heading("MESSAGES", width), *_messages(topology, ranked, width)]
     if topology.cards:
         found += [EMPTY, heading("CARDS", width), *_cards(topology.cards, ranked, width)]
@@ -82,11 +85,23 @@ def _name(ref: PlaceRef | PlaceInfo | None, ranked: bool) -> str:
     return _NOTHING if ref is None else short(Place(ref.stage, ref.rank), ranked)
 
 
-def _table(columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[str, int], width: int) -> list[Row]:
-    """Return titles and rows; columns in `fit` are as wide as their longest text, up to a limit."""
+def _table(
+    columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[str, int], width: int,
+    marked: Set[int] = frozenset(),
+) -> list[Row]:  # fmt: skip
+    """Return titles and rows; columns in `fit` are as wide as their longest text, up to a limit.
+
+    Rows whose number is in `marked` have the mark of a root in front.
+    """
     placed = place(_fitted(columns, cells, fit), width - _INDENT)
     titles = row((" " * _INDENT, ""), *((text, "dim") for text, _ in header(placed).segs))
-    return [titles, *(Row(((" " * _INDENT, ""), *table_row(placed, each).segs)) for each in cells)]
+    return [
+        titles,
+        *(
+            Row((("!" if number in marked else " ", "bad"), (" ", ""), *table_row(placed, each).segs))
+            for number, each in enumerate(cells)
+        ),
+    ]
 
 
 def _fitted(columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[str, int]) -> Sequence[Column]:
@@ -95,24 +110,26 @@ def _fitted(columns: Sequence[Column], cells: list[dict[str, Cell]], fit: dict[s
     return columns
 
 
-def _places(places: Sequence[PlaceInfo], ranked: bool, width: int) -> list[Row]:
+def _places(places: Sequence[PlaceInfo], ranked: bool, width: int, faulty: Set[Place]) -> list[Row]:
     """Return one row a place."""
     columns = _PLACES if ranked else tuple(column for column in _PLACES if column.key != "peers")
     fit = {column.key: _MOST[column.key] for column in columns if column.key in _MOST}
     if width >= _WIDE_FROM:
         fit["device"] = _WIDE_DEVICE
-    return _table(columns, [_place(each, ranked) for each in places], fit, width)
+    marked = {number for number, each in enumerate(places) if Place(each.stage, each.rank) in faulty}
+    cells = [_place(each, ranked, number in marked) for number, each in enumerate(places)]
+    return _table(columns, cells, fit, width, marked)
 
 
-def _place(info: PlaceInfo, ranked: bool) -> dict[str, Cell]:
+def _place(info: PlaceInfo, ranked: bool, is_faulty: bool) -> dict[str, Cell]:
     """Return the cells of one place."""
-    mark = Mark(UNKNOWN, "dim") if info.state is None else STAGE.get(info.state) or Mark("", "info")
+    mark = Mark(UNKNOWN, "dim") if info.state is None else state_mark(info.state, is_faulty)
     peers = sorted(each.rank for each in info.tensor_peers)
     layers = f"{info.layers[0]}-{info.layers[1] - 1}" if len(info.layers) == 2 else UNKNOWN
     device = UNKNOWN if info.device is None else info.device.name or info.device.kind
     return {
-        "place": (_name(info, ranked), "bad" if mark.style == "bad" else "strong"),
-        "state": (info.state or UNKNOWN, mark.style),
+        "place": (_name(info, ranked), "bad" if is_faulty or mark.style == "bad" else "strong"),
+        "state": (STAGE_WORDS[mark.text] if mark is FAULT else info.state or UNKNOWN, mark.style),
         "node": (info.node or UNKNOWN, ""),
         "pid": (UNKNOWN if info.pid is None else str(info.pid), "dim"),
         "device": (clean(device), ""),
