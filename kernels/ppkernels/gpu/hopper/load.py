@@ -103,6 +103,36 @@ def _copy_queries(
 
 
 @gluon.jit
+def _copy_keys_and_values(
+    cache, table, begin, end, last, kv_head, loaded, k_full, k_empty, v_full, v_empty, k_smem, v_smem,
+    HEAD_DIM: gl.constexpr, HALVES: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+):  # fmt: skip
+    """Copy the keys and values of slots [begin, end), each once its stage is free; return the number of all so far."""
+    for first in range(begin, end, TILE):
+        stage = loaded % STAGES
+        phase = (loaded // STAGES + 1) & 1
+        mbarrier.wait(k_empty.index(stage), phase)
+        mbarrier.expect(k_full.index(stage), TILE * HEAD_DIM * 2)
+        _copy_slots(cache, table, first, last, kv_head, 0, k_full.index(stage), k_smem, stage, HALVES, BLOCK_SIZE)
+        mbarrier.wait(v_empty.index(stage), phase)
+        mbarrier.expect(v_full.index(stage), TILE * HEAD_DIM * 2)
+        _copy_slots(
+            cache, table, first, last, kv_head, BLOCK_SIZE, v_full.index(stage), v_smem, stage, HALVES, BLOCK_SIZE
+        )
+        loaded += 1
+    return loaded
+
+
+@gluon.jit
+def _write_pair(pair_words, token, left, used, kv_head):
+    """Write the words of a pair of tile and KV head, of which `used` parts have work."""
+    gl.store(pair_words, token)
+    gl.store(pair_words + 1, left)
+    gl.store(pair_words + 2, used)
+    gl.store(pair_words + 3, kv_head)
+
+
+@gluon.jit
 def load_tiles(
     queries,
     cache,
@@ -161,11 +191,8 @@ def load_tiles(
         several = share < end
         begin = part * share
         if (part == 0) & (parts > 1):
-            pair_words = pairs + HEADER + pair * PAIR_WORDS
-            gl.store(pair_words, start + skipped)
-            gl.store(pair_words + 1, count - skipped)
-            gl.store(pair_words + 2, gl.where(several & (end > 0), gl.cdiv(end, share), 0))
-            gl.store(pair_words + 3, kv_head)
+            used = gl.where(several & (end > 0), gl.cdiv(end, share), 0)
+            _write_pair(pairs + HEADER + pair * PAIR_WORDS, start + skipped, count - skipped, used, kv_head)
         if begin < end:
             end = gl.minimum(begin + share, end)
             slot = taken % 2
@@ -177,18 +204,10 @@ def load_tiles(
             _copy_queries(queries, start + skipped, kv_head, q_full.index(slot), q_smem, slot, GROUP, TOKENS, HALVES)
             taken += 1
             last = (length - 1) // BLOCK_SIZE
-            for first in range(begin, end, TILE):
-                stage = loaded % STAGES
-                phase = (loaded // STAGES + 1) & 1
-                mbarrier.wait(k_empty.index(stage), phase)
-                mbarrier.expect(k_full.index(stage), TILE * HEAD_DIM * 2)
-                _copy_slots(cache, table, first, last, kv_head, 0, k_full.index(stage), k_smem, stage,
-                            HALVES, BLOCK_SIZE)  # fmt: skip
-                mbarrier.wait(v_empty.index(stage), phase)
-                mbarrier.expect(v_full.index(stage), TILE * HEAD_DIM * 2)
-                _copy_slots(cache, table, first, last, kv_head, BLOCK_SIZE, v_full.index(stage), v_smem, stage,
-                            HALVES, BLOCK_SIZE)  # fmt: skip
-                loaded += 1
+            loaded = _copy_keys_and_values(
+                cache, table, begin, end, last, kv_head, loaded, k_full, k_empty, v_full, v_empty, k_smem, v_smem,
+                HEAD_DIM, HALVES, BLOCK_SIZE,
+            )  # fmt: skip
         if dynamic > 0:
             number = gl.atomic_add(counter, 1) + programs
         else:  # to and fro, so that no program has the longest tile of each round
