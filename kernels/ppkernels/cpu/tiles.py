@@ -7,7 +7,7 @@ number of each row, and prefetches a later vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from llvmlite import ir
@@ -33,6 +33,103 @@ _FETCH = "llvm.prefetch.p0i8"
 _BYTES = ir.IntType(8).as_pointer()
 
 
+class _Code:
+    """Writes the code of one tile. Its arguments have the names that `make_tile` explains."""
+
+    def __init__(self, context: Any, build: Any, kinds: Sequence[Any], values: Sequence[Any], height: int) -> None:
+        """`kinds` are the types of `x`, `w` and `y`."""
+        (x, self._x_at, self._x_step, w, self._w_at, self._w_step, self._fetch_at, self._depth, y, self._y_at,
+         self._y_step, self._rows, self._add) = values  # fmt: skip
+        self._build, self._height = build, height
+        number = kinds[0].dtype
+        self._vector = ir.VectorType(context.get_data_type(number), VECTOR_BYTES * 8 // number.bitwidth)
+        self._align = number.bitwidth // 8
+        fetch_type = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
+        self._fetch = build.module.globals.get(_FETCH) or ir.Function(build.module, fetch_type, _FETCH)
+        self._x, self._w, self._y = (
+            context.make_array(kind)(context, build, value).data for kind, value in zip(kinds, (x, w, y), strict=True)
+        )
+
+    def write_sums(self, unroll: int, by_row: bool) -> list[list[Any]]:
+        """Write the loop over k; return one sum a row for each of several phases, which add up."""
+        build, zero = self._build, ir.Constant(self._vector, None)
+        rows = [build.add(self._x_at, build.mul(self._row(r), self._x_step)) if by_row else None
+                for r in range(self._height)]  # fmt: skip
+        before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
+        build.branch(loop)
+        build.position_at_end(loop)
+        step = build.phi(_INDEX)
+        step.add_incoming(_INDEX(0), before)
+        phases = max(1, min(unroll, 16 // self._height))
+        sums = [[build.phi(self._vector) for _ in range(self._height)] for _ in range(phases)]
+        totals: list[list[Any]] = [list(phase) for phase in sums]
+        for number in range(unroll):
+            k = build.add(step, _INDEX(number))
+            panel = self._load_panel(k)
+            total = totals[number % phases]
+            for r, row in enumerate(rows):
+                total[r] = build.fadd(total[r], self._product(r, row, k, panel), flags=["contract"])
+        following = build.add(step, _INDEX(unroll))
+        step.add_incoming(following, loop)
+        for phase, total in zip(sums, totals, strict=True):
+            for one, grown in zip(phase, total, strict=True):
+                one.add_incoming(zero, before)
+                one.add_incoming(grown, loop)
+        build.cbranch(build.icmp_signed("<", following, self._depth), loop, after)
+        build.position_at_end(after)
+        return totals
+
+    def write_results(self, sums: list[list[Any]]) -> None:
+        """Store the sums of all phases in `y`, or add them to it."""
+        build = self._build
+        targets = [
+            self._as_vector(self._place(self._y, self._row(r), self._y_step, self._y_at)) for r in range(self._height)
+        ]
+        results = sums[0]
+        for phase in sums[1:]:
+            results = [build.fadd(one, other) for one, other in zip(results, phase, strict=True)]
+        with build.if_else(self._add) as branches:
+            for branch, adds in zip(branches, (True, False), strict=True):
+                with branch:
+                    stored = results
+                    if adds:
+                        olds = [build.load(target, align=self._align) for target in targets]
+                        stored = [build.fadd(old, new) for old, new in zip(olds, results, strict=True)]
+                    for target, value in zip(targets, stored, strict=True):
+                        build.store(value, target, align=self._align)
+
+    def _load_panel(self, k: Any) -> Any:
+        """Return w[k], and prefetch a later vector."""
+        build = self._build
+        panel = build.load(self._as_vector(self._place(self._w, k, self._w_step, self._w_at)), align=self._align)
+        ahead = build.bitcast(self._place(self._w, k, self._w_step, self._fetch_at), _BYTES)
+        build.call(self._fetch, [ahead, _INT(0), _INT(3), _INT(1)])  # to read, into all levels, data
+        return panel
+
+    def _product(self, r: int, row: Any, k: Any, panel: Any) -> Any:
+        """Return x[r, k] * `panel`. `row`: place of x[r, 0]; None: the rows lie side by side."""
+        build = self._build
+        if row is None:
+            source = self._place(self._x, k, self._x_step, build.add(self._x_at, _INDEX(r)))
+        else:
+            source = build.gep(self._x, [build.add(row, k)])
+        undefined = ir.Constant(self._vector, ir.Undefined)
+        lanes = ir.Constant(ir.VectorType(_INT, self._vector.count), None)
+        single = build.insert_element(undefined, build.load(source), _INT(0))
+        return build.fmul(build.shuffle_vector(single, undefined, lanes), panel, flags=["contract"])
+
+    def _row(self, r: int) -> Any:
+        """Return `r`, or the last row if there are fewer."""
+        build = self._build
+        return build.select(build.icmp_signed("<", _INDEX(r), self._rows), _INDEX(r), build.sub(self._rows, _INDEX(1)))
+
+    def _place(self, base: Any, index: Any, step: Any, offset: Any) -> Any:
+        return self._build.gep(base, [self._build.add(self._build.mul(index, step), offset)])
+
+    def _as_vector(self, pointer: Any) -> Any:
+        return self._build.bitcast(pointer, self._vector.as_pointer())
+
+
 def make_tile(height: int, *, unroll: int, by_row: bool) -> Any:
     """Return a function `tile` for compiled code, with the parameters below.
 
@@ -48,7 +145,6 @@ def make_tile(height: int, *, unroll: int, by_row: bool) -> Any:
     - `x[r, k]`: at `x_at` + r * `x_step` + k if `by_row`; otherwise at `x_at` + k * `x_step` + r,
       with the last row repeated up to `height`.
     """
-    phases = max(1, min(unroll, 16 // height))
 
     @intrinsic
     def tile(_: Any, x: Any, x_at: Any, x_step: Any, w: Any, w_at: Any, w_step: Any, fetch_at: Any, depth: Any, y: Any,
@@ -57,73 +153,8 @@ def make_tile(height: int, *, unroll: int, by_row: bool) -> Any:
         signature = types.void(x, at, at, w, at, at, at, at, y, at, at, at, types.boolean)
 
         def generate(context: Any, build: Any, _: Any, values: Any) -> Any:
-            x_value, x_at, x_step, w_value, w_at, w_step, fetch_at, depth, y_value, y_at, y_step, rows, add = values
-            real = context.get_data_type(x.dtype)
-            vector = ir.VectorType(real, VECTOR_BYTES * 8 // x.dtype.bitwidth)
-            zero, undefined = ir.Constant(vector, None), ir.Constant(vector, ir.Undefined)
-            align = x.dtype.bitwidth // 8
-            lanes = ir.Constant(ir.VectorType(_INT, vector.count), None)
-            fetch_type = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
-            fetch = build.module.globals.get(_FETCH) or ir.Function(build.module, fetch_type, _FETCH)
-
-            def data(kind: Any, value: Any) -> Any:
-                return context.make_array(kind)(context, build, value).data
-
-            def place(base: Any, index: Any, step: Any, offset: Any) -> Any:
-                return build.gep(base, [build.add(build.mul(index, step), offset)])
-
-            def as_vector(pointer: Any) -> Any:
-                return build.bitcast(pointer, vector.as_pointer())
-
-            def row(r: int) -> Any:
-                # Rows beyond the last one repeat it.
-                return build.select(build.icmp_signed("<", _INDEX(r), rows), _INDEX(r), build.sub(rows, _INDEX(1)))
-
-            x_data, w_data, y_data = data(x, x_value), data(w, w_value), data(y, y_value)
-            x_rows = [build.add(x_at, build.mul(row(r), x_step)) if by_row else None for r in range(height)]
-            before, loop, after = build.block, build.append_basic_block("loop"), build.append_basic_block("after")
-            build.branch(loop)
-            build.position_at_end(loop)
-            step = build.phi(_INDEX)
-            step.add_incoming(_INDEX(0), before)
-            sums = [[build.phi(vector) for _ in range(height)] for _ in range(phases)]
-            totals: Any = [list(phase) for phase in sums]
-            for number in range(unroll):
-                k = build.add(step, _INDEX(number))
-                panel = build.load(as_vector(place(w_data, k, w_step, w_at)), align=align)
-                ahead = build.bitcast(place(w_data, k, w_step, fetch_at), _BYTES)
-                build.call(fetch, [ahead, _INT(0), _INT(3), _INT(1)])  # to read, into all levels, data
-                for r in range(height):
-                    if by_row:
-                        source = build.gep(x_data, [build.add(x_rows[r], k)])
-                    else:
-                        source = place(x_data, k, x_step, build.add(x_at, _INDEX(r)))
-                    single = build.insert_element(undefined, build.load(source), _INT(0))
-                    product = build.fmul(build.shuffle_vector(single, undefined, lanes), panel, flags=["contract"])
-                    total = totals[number % phases]
-                    total[r] = build.fadd(total[r], product, flags=["contract"])
-            following = build.add(step, _INDEX(unroll))
-            step.add_incoming(following, loop)
-            for phase, total in zip(sums, totals, strict=True):
-                for r in range(height):
-                    phase[r].add_incoming(zero, before)
-                    phase[r].add_incoming(total[r], loop)
-            build.cbranch(build.icmp_signed("<", following, depth), loop, after)
-            build.position_at_end(after)
-
-            targets = [as_vector(place(y_data, row(r), y_step, y_at)) for r in range(height)]
-            results = totals[0]
-            for total in totals[1:]:
-                results = [build.fadd(one, other) for one, other in zip(results, total, strict=True)]
-            with build.if_else(add) as branches:
-                for branch, adds in zip(branches, (True, False), strict=True):
-                    with branch:
-                        stored = results
-                        if adds:
-                            olds = [build.load(target, align=align) for target in targets]
-                            stored = [build.fadd(old, new) for old, new in zip(olds, results, strict=True)]
-                        for target, value in zip(targets, stored, strict=True):
-                            build.store(value, target, align=align)
+            code = _Code(context, build, (x, w, y), values, height)
+            code.write_results(code.write_sums(unroll, by_row))
             return context.get_dummy_value()
 
         return signature, generate
