@@ -19,6 +19,8 @@ from ppconsole.view import (
     drilldown,
     events,
     kvmap,
+    meaning,
+    pipeline,
     request_table,
     sort_menu,
     stage_detail,
@@ -247,6 +249,16 @@ def test_no_row_is_wider_than_the_terminal(picture, width):
     assert all(width_of(text) <= size.side for text in texts(beside)) and len(beside) <= 36
     for line in (banner.banner(picture, LIVE, width), banner.verdict_line(picture, LIVE, width, [1.0, 5.0])):
         assert width_of(text_of(line)) <= width
+
+
+def test_a_state_of_a_newer_engine_is_not_that_with_the_same_letter():
+    picture = snapshots.snapshot(2, 0)
+    stage = picture.stages[0]
+    stage.state = "dreaming"
+    assert texts(stage_table.rows(picture, 120))[1].split()[:2] == ["0", "dreaming"]
+    pages = [pipeline.rows(picture, 80), stage_detail.rows(picture, 0, None, 80)]
+    assert all("D dreaming" in "\n".join(texts(page)) for page in pages)
+    assert meaning.of_stage(picture, stage).rows["D"] == "dreaming"
 
 
 def test_unknown_is_a_question_mark_and_never_zero():

@@ -117,3 +117,8 @@ def state_mark(state: str, is_faulty: bool) -> Mark:
     if is_faulty and state not in ("dead", "stopped"):
         return FAULT
     return STAGE.get(state) or Mark(state[:1].upper(), "info")
+
+
+def state_word(state: str, mark: Mark) -> str:
+    """Return the word for the state of a stage with this mark."""
+    return STAGE_WORDS[mark.text] if mark == FAULT else state

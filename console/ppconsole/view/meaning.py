@@ -10,7 +10,7 @@ from ppconsole.model.ranks import words_of
 from ppconsole.model.units import count_text, percent_text
 from ppconsole.view import figures, stage_table, wording
 from ppconsole.view.legend import OPERATIONS, REQUEST_STATES, STAGE_STATES, Section
-from ppconsole.view.marks import CORDONED, faulty_places, request_mark, stage_mark
+from ppconsole.view.marks import CORDONED, FAULT, STAGE, faulty_places, request_mark, stage_mark
 
 _GONE = {"-": "not in the table any more"}
 _REASONS = {
@@ -69,7 +69,8 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
 def of_stage(snapshot: Snapshot, stage: StageInfo) -> Section:
     """Return the state of a stage, its verdict, wait and open operation, in words."""
     mark = stage_mark(stage, faulty_places(snapshot))
-    rows = {mark.text: STAGE_STATES.rows.get(mark.text, stage.state)}
+    known = mark == FAULT or stage.state in STAGE
+    rows = {mark.text: STAGE_STATES.rows[mark.text] if known else stage.state}
     for verdict in snapshot.verdicts:
         if verdict.stage == stage.index and verdict.rank in (None, stage.tensor_rank):
             rows["!" if verdict.root else verdict.cause] = f"{verdict.cause}: {verdict.summary}"

@@ -18,7 +18,7 @@ from ppconsole.model.units import age_text
 from ppconsole.model.waits import CORE, Arrow, arrows
 from ppconsole.view import figures, wording
 from ppconsole.view.cells import Row, Seg, clip, fit, row, width_of, wrap
-from ppconsole.view.marks import CORDONED, STAGE_WORDS, faulty_places, faulty_stages, root_verdict, stage_mark
+from ppconsole.view.marks import CORDONED, faulty_places, faulty_stages, root_verdict, stage_mark, state_word
 from ppconsole.view.stage_rows import HALTED, NONE_OPENED, StageRow, rows_of_ranks
 from ppconsole.view.stage_rows import rows as all_rows
 
@@ -113,7 +113,7 @@ def _box(shown: StageRow, snapshot: Snapshot, is_root: bool, width: int) -> list
     title = f" {stage.index}{CORDONED if stage.cordon else ''} {'ROOT ' if is_root else ''}"
     inner = width - 2
     old = (stage.sample_age_ms or 0.0) > 2000
-    word = STAGE_WORDS.get(mark.text, stage.state)
+    word = state_word(stage.state, mark)
     if several(snapshot) and (place_of(stage) in faulty or stage.state in HALTED):
         named = f"{word}, rank {stage.tensor_rank}"
         word = named if len(named) + len(mark.text) < inner - 1 else word

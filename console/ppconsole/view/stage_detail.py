@@ -14,7 +14,7 @@ from ppconsole.model.units import bytes_text, count_text, percent_text
 from ppconsole.view import events, figures, stage_requests, stage_table, timeline, wording
 from ppconsole.view.cells import EMPTY, Row, row
 from ppconsole.view.drilldown import field, grid, heading
-from ppconsole.view.marks import STAGE_WORDS, faulty_places, stage_mark
+from ppconsole.view.marks import faulty_places, stage_mark, state_word
 from ppconsole.view.stage_rows import RowKey, rows_of_ranks
 
 
@@ -42,9 +42,7 @@ def _state(snapshot: Snapshot, stage: StageInfo, width: int) -> list[Row]:
     """Return state, verdicts, operation and short facts of one rank."""
     mark = stage_mark(stage, faulty_places(snapshot))
     found = [heading(f"STATE{_of_rank(snapshot, stage)}", width)]
-    found.append(
-        row(("  state         ", "dim"), (f"{mark.text} {STAGE_WORDS.get(mark.text, stage.state)}", mark.style))
-    )
+    found.append(row(("  state         ", "dim"), (f"{mark.text} {state_word(stage.state, mark)}", mark.style)))
     for verdict in snapshot.verdicts:
         if verdict.stage == stage.index and verdict.rank in (None, stage.tensor_rank):
             found += field(verdict.cause, verdict.summary, "bad" if verdict.root else "warn", width)

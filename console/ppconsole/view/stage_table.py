@@ -13,7 +13,7 @@ from ppconsole.model.ranks import place_of, several
 from ppconsole.model.units import UNKNOWN, count_text, percent_text
 from ppconsole.view import figures, wording
 from ppconsole.view.cells import FLEX, Cell, Column, Row, Seg, fit, header, place, row, runs, table_row
-from ppconsole.view.marks import CORDONED, STAGE, STAGE_WORDS, faulty_places, stage_mark
+from ppconsole.view.marks import CORDONED, STAGE, faulty_places, stage_mark, state_word
 from ppconsole.view.stage_rows import NONE_OPENED, RowKey, StageRow, fold, name_width
 from ppconsole.view.wording import STAGE as TITLES
 
@@ -150,7 +150,7 @@ def _cells(
     """Return the cells of one stage row. `widths`: by column; `in_words`: the state as a word, else its letter."""
     stage = shown.info
     mark = stage_mark(stage, faulty)
-    state = STAGE_WORDS.get(mark.text, stage.state) if in_words else mark.text
+    state = state_word(stage.state, mark) if in_words else mark.text
     bad = place_of(stage) in faulty
     micro = figures.micro_batch(stage.micro_batches[0]) if stage.micro_batches else figures.NOTHING
     flow = f"{count_text(stage.inbox)}>{count_text(stage.outbox)}"

@@ -27,7 +27,7 @@ from ppconsole.view.cells import (
     wrap,
 )
 from ppconsole.view.drilldown import heading, ranges
-from ppconsole.view.marks import FAULT, STAGE_WORDS, Mark, state_mark
+from ppconsole.view.marks import Mark, state_mark, state_word
 
 _NOTHING = "-"
 _INDENT = 2
@@ -129,7 +129,7 @@ def _place(info: PlaceInfo, ranked: bool, is_faulty: bool) -> dict[str, Cell]:
     device = UNKNOWN if info.device is None else info.device.name or info.device.kind
     return {
         "place": (_name(info, ranked), "bad" if is_faulty or mark.style == "bad" else "strong"),
-        "state": (STAGE_WORDS[mark.text] if mark is FAULT else info.state or UNKNOWN, mark.style),
+        "state": (state_word(info.state or UNKNOWN, mark), mark.style),
         "node": (info.node or UNKNOWN, ""),
         "pid": (UNKNOWN if info.pid is None else str(info.pid), "dim"),
         "device": (clean(device), ""),
