@@ -5,7 +5,10 @@ python tests/engine/bench_host_tier.py plain|chat|prefix [--profile tiny] [--rou
 Two engines take turns, and the idle one waits; `--on` is set in the second one alone, such as a backend. `plain`:
 prompts that begin like no other. `chat`: some chats at once; each turn sends all before it, and together they need
 `--times` the blocks of the device. `prefix`: prompts of `--prefix` tokens come twice, one by one. Between, others of
-`--times` the blocks of the device push them out of it, or out of the host as well. The second time counts.
+`--times` the blocks of the device push them out of it, or out of the host as well. The second time counts. With
+`--stored` each comes twice at first, and the next one waits until backends have written it: a backend is named by
+`--on 'tiers.backends.NAME={kind: valkey, url: unix:///PATH}'`, and a small `--on memory.swap_space_gib` leaves the
+prompts to it alone.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from ppengine.protocol.sampling import SamplingParams
 
 ON = ["tiers.host=true", "name=with-host-cache"]
 WORDS = range(100, 1000)
+STORED_S, STORED_LOOKS = 60.0, 3
+"""Most seconds for backends to write one prompt, and the looks in a row that find nothing under way."""
 SETTLE_S = 0.5
 """Seconds after a round: an engine where nothing runs copies what is left, and the other one must not pay for it."""
 
@@ -118,11 +123,39 @@ def prefix(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[R
     source = random.Random(seed)
     known = [words(source, options.prefix) for _ in range(options.requests)]
     asked = [prompt + words(source, 8) for prompt in known]
-    drive(engine, iter(known), 1, 1)
+    for prompt in known:
+        drive(engine, iter([prompt]), 1, 1)
+        if options.stored:
+            drive(engine, iter([prompt]), 1, 1)
+            wait_until_stored(engine)
     others = int(options.times * engine.num_blocks * 16 / options.prefix) + 1
     drive(engine, (words(source, options.prefix) for _ in range(others)), 1, 1)
     time.sleep(SETTLE_S)
     return drive(engine, iter(asked), options.outputs, 1)
+
+
+def wait_until_stored(engine: LLMEngine) -> None:
+    """Wait until stores owe no answer and backends write nothing more. Raises TimeoutError."""
+    until, quiet, before = time.monotonic() + STORED_S, 0, -1
+    while quiet < STORED_LOOKS:
+        if time.monotonic() > until:
+            raise TimeoutError(f"backends write for more than {STORED_S:g} s")
+        tiers = tiers_of(engine)
+        if not tiers or not tiers["backends"]:
+            return
+        written = sum(backend["written_bytes_total"] for backend in tiers["backends"])
+        busy = any(store["jobs"] for store in tiers["stores"]) or written != before
+        quiet, before = 0 if busy else quiet + 1, written
+
+
+def backend_lines(tiers: Any) -> Iterator[str]:
+    """Yield a line a backend: what it kept and gave, and the fetches that were not worth it."""
+    for each in tiers["backends"]:
+        yield (
+            f"backend {each['name']} ({each['kind']}, {each['state']}): {each['written_bytes_total'] / 1e9:.2f} GB "
+            f"written, {each['read_bytes_total'] / 1e9:.2f} GB read, {each['hit_tokens_total']} tokens from it, "
+            f"{each['declined_total']} fetches declined, {each['errors_total']} errors"
+        )
 
 
 def tiers_of(engine: LLMEngine) -> Any:
@@ -157,6 +190,7 @@ def main() -> None:
                           ("prefix", 1024)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--times", type=float, default=4.0)
+    parser.add_argument("--stored", action="store_true", help="wait until backends have written each known prompt")
     options = parser.parse_args()
     measure = WORKLOADS[options.workload]
     rounds: dict[str, list[Round]] = {"off": [], "on": []}
@@ -174,9 +208,13 @@ def main() -> None:
                 if number:  # The first one warms up.
                     rounds[name].append(done)
                 print(f"round {number} {name:>3}: {shown(done)}", flush=True)
+                if options.stored:
+                    print(f"round {number} {name:>3} each TTFT: {[round(1e3 * one, 1) for one in done.first]} ms")
             pairs = zip(answers["off"], answers["on"], strict=True)
             print(f"round {number}: {sum(one != other for one, other in pairs)} answers differ")
-        print(json.dumps(tiers_of(engines["on"])))
+        tiers = tiers_of(engines["on"])
+        print(json.dumps(tiers))
+        print("\n".join(backend_lines(tiers)))
     for name, each in (("tokens/s", lambda one: one.rate), ("CPU of stages", lambda one: one.cpu["stage"]),
                        ("CPU of the core", lambda one: one.cpu["core"]),
                        ("TTFT p50", lambda one: statistics.median(one.first))):  # fmt: skip
