@@ -8,6 +8,7 @@ import itertools
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,7 @@ class Result:
 
     def is_right(self, root: tuple[int | None, str], rank: int | None) -> bool:
         """Return whether a root names a right stage, and the rank; some causes are of all ranks of a stage."""
-        stage, cause = root
-        if stage not in self.right_stages:
-            return False
-        return stage is None or self.tensor == 1 or rank == self.rank or (rank is None and cause in WHOLE_STAGE)
+        return names(root, rank, self.right_stages, self.rank if self.tensor > 1 else None)
 
     @property
     def cause_right(self) -> bool:
@@ -107,6 +105,16 @@ class Result:
     def in_time(self) -> bool:
         """Whether the right stage was named within the target."""
         return self.named_s is not None and self.named_s <= self.target_s
+
+
+def names(
+    root: tuple[int | None, str], rank: int | None, stages: Collection[int | None], struck: int | None
+) -> bool:  # fmt: skip
+    """Return whether a root and its rank name one of `stages` and the struck rank, None: each stage has one."""
+    stage, cause = root
+    if stage not in stages:
+        return False
+    return stage is None or struck is None or rank == struck or (rank is None and cause in WHOLE_STAGE)
 
 
 def positions(kind: Kind, stages: int) -> dict[str, int | None]:
