@@ -161,6 +161,15 @@ def test_pieces_of_any_tokens_join_to_their_text(byte_level: Path) -> None:
         assert joined == tokenizer.decode(ids)
 
 
+def test_a_token_of_whole_characters_is_decoded_once(byte_level: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, decoded = Tokenizer.load(byte_level), list[list[int]]()
+    ids = tokenizer.encode_chat("the stage waits") * 2
+    stream, decode = tokenizer.stream(), tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: decoded.append(list(ids)) or decode(ids))
+    assert "".join(map(stream.push, ids)) == "the stage waits" * 2
+    assert sorted(decoded) == sorted([one] for one in set(ids))
+
+
 def test_half_a_character_waits_and_comes_out_at_the_end(byte_level: Path) -> None:
     tokenizer = Tokenizer.load(byte_level)
     rocket = tokenizer.encode("🛸")[1:]

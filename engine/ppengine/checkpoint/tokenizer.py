@@ -85,12 +85,16 @@ class Tokenizer:
         text: str = self._backend.decode([token], skip_special_tokens=False)
         return text
 
-    def fix_text(self, token: int) -> None:
-        """Put a token that has a text into `fixed_texts`, if that is the same everywhere."""
-        if self.fixed_texts is not None:
+    def fixed_text(self, token: int) -> str | None:
+        """Return the text that `token` has in any output; None if its neighbours decide, or if it has none."""
+        if self.fixed_texts is None:
+            return None
+        known = self.fixed_texts.get(token)
+        if known is None:
             text = self.decode([token])
             if text and _UNFINISHED not in text:
-                self.fixed_texts[token] = text
+                known = self.fixed_texts[token] = text
+        return known
 
     def is_silent(self, token: int) -> bool:
         """Return whether `token` adds nothing to a text: a special one, or padding of the vocabulary."""
@@ -142,11 +146,11 @@ class DetokStream:
     def push(self, token: int) -> str:
         """Return the text that `token` completes, which may be none."""
         if self._fixed is not None and len(self._ids) == self._given:
-            # Nothing waits for the end of a character.
-            if (known := self._fixed.get(token)) is not None:
+            # Nothing waits for the end of a character. Most tokens are known, so the call is left out for them.
+            known = self._fixed.get(token) or self._tokenizer.fixed_text(token)
+            if known is not None:
                 self._ids, self._given, self._prefix = [token], 1, known
                 return known
-            self._tokenizer.fix_text(token)
         if self._tokenizer.is_silent(token):
             return self.flush() + self._spoken[token] if token in self._spoken else ""
         self._ids.append(token)
