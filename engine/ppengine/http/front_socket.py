@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import zmq
 
+from ppengine.common.sockets import NOBLOCK, readable
+
 
 class FrontSocket:
     """A DEALER whose messages go to `take`. Its queues have no limit: each question has one answer."""
@@ -26,7 +28,7 @@ class FrontSocket:
 
     def send(self, message: bytes) -> None:
         """Send a message; it waits in the queue while the core is away."""
-        self._socket.send(message, zmq.NOBLOCK)
+        self._socket.send(message, NOBLOCK)
         if self._failed is not None:
             # The descriptor reports each change once, and sending may have consumed the report of an answer.
             self._failed.get_loop().call_soon(self._read)
@@ -47,10 +49,8 @@ class FrontSocket:
 
     def _read(self) -> None:
         try:
-            while self._failed is not None and not self._failed.done():
-                self._take(self._socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            pass
+            while self._failed is not None and not self._failed.done() and readable(self._socket):
+                self._take(self._socket.recv(NOBLOCK))
         except Exception as error:  # noqa: BLE001  # It ends `run`, and with it the process.
             assert self._failed is not None, "the loop has seen it"
             self._failed.set_exception(error)
