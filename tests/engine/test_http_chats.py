@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.common.profile_sections import HttpConfig
+from ppengine.http import chat_renderer
+from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.event_stream import all_parts
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.generation import Generation
+from ppengine.protocol.chat_messages import Chat, Rendered
 from ppengine.protocol.offline import Piece
 
 
@@ -194,3 +200,52 @@ async def test_tools_need_a_parser() -> None:
     async with HttpWorld(HttpConfig()) as one:
         status, answer = await one.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
         assert status == 400 and "http.tool_parser" in answer["error"]["message"]
+
+
+class Child:
+    """The process of chat templates: it renders a chat at the third look at it."""
+
+    def __init__(self, *given: Any, socket: str) -> None:
+        self.idle, self.looks = True, 0
+        self._end: Any = None
+
+    def check_room(self) -> None:
+        """There is room."""
+
+    def render(self, chat: Chat, most: int, end: Any) -> None:
+        self.idle, self._end = False, end
+
+    def advance(self) -> None:
+        self.looks += 1
+        if self.looks == 3 and not self.idle:
+            self.idle = True
+            self._end(Rendered(number=1, text="done"))
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+async def test_the_templates_process_is_looked_at_only_while_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_renderer, "TemplateProcess", Child)
+
+    async def poll(timeout: int) -> int:
+        return await asyncio.sleep(0, 0)
+
+    config: Any = SimpleNamespace(run_dir=str(tmp_path), endpoint=lambda name: f"ipc://{tmp_path}/s")
+    renderer = ChatRenderer(config, "http0")
+    monkeypatch.setattr(renderer._socket, "poll", poll)
+    child: Any = renderer._process
+    running = asyncio.create_task(renderer.run())
+    try:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert child.looks == 0
+        assert await asyncio.wait_for(renderer.render(Chat(messages=[]), 9), 60) == "done"
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert child.looks == 3
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

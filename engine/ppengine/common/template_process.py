@@ -102,6 +102,11 @@ class TemplateProcess:
     """Children that were killed and whose exit status has not come."""
     _count: int = field(init=False, default=0)
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no chat and no child, so that `advance` does nothing."""
+        return self._chat is None and self._child is None and not self._killed
+
     def check_room(self) -> None:
         """Raise TooManyChatsError if no further chat or text may wait."""
         if len(self._queue) >= WAITING_MOST:

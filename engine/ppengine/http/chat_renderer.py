@@ -36,6 +36,8 @@ class ChatRenderer:
         path.unlink(missing_ok=True)
         self._socket.bind(config.endpoint(name))
         self._codec = Codec(FromRenderer)
+        self._begun = asyncio.Event()
+        """Set by a chat: without chats no look at the child is due."""
         self._process = TemplateProcess(Path(config.run_dir), self._give, time.monotonic, self._report, socket=name)
 
     async def render(self, chat: Chat, most: int) -> str:
@@ -51,6 +53,7 @@ class ChatRenderer:
         except TooManyChatsError as error:
             raise ApiError(429, "rate_limit_error", str(error), retry_after_s=1) from None
         self._process.render(chat, most, end)
+        self._begun.set()
         rendered = await future
         if isinstance(rendered, Rendered) and not rendered.error:
             return rendered.text
@@ -62,6 +65,9 @@ class ChatRenderer:
         """Serve the child until this is cancelled."""
         try:
             while True:
+                if self._process.idle:
+                    self._begun.clear()
+                    await self._begun.wait()
                 if await self._socket.poll(int(1e3 * LOOK_S)):
                     name, *frames = await self._socket.recv_multipart()
                     try:
