@@ -37,6 +37,8 @@ class _Client:
 class Call:
     """One request, from its first byte to the end of its answer."""
 
+    __slots__ = ("_client", "_events", "_grant", "_sending_since", "began", "closed", "on_close", "trace")
+
     def __init__(self, client: _Client, grant: Grant | None = None) -> None:
         self._client, self._grant = client, grant
         self.began = time.monotonic()

@@ -30,6 +30,8 @@ HELD_MOST = 2**24
 class Reading:
     """Hands the parts of `generations` to `take` as they come. `changed` is called at the end."""
 
+    __slots__ = ("_call", "_changed", "_left", "_take", "error", "over")
+
     def __init__(
         self, generations: Sequence[Generation], call: Call, take: Callable[[Part], None], changed: Callable[[], None]
     ) -> None:
@@ -40,7 +42,8 @@ class Reading:
         self.error: ApiError | None = None
         """Reason why it cannot go on."""
         for one in generations:
-            one.followed.to(partial(self._piece, one))
+            # Only the log-probabilities of a prompt make pieces wait for others.
+            one.followed.to(partial(self._piece if one.scored else self._take_piece, one))
 
     def _piece(self, generation: Generation, piece: Piece) -> None:
         for each in generation.ready(piece):
@@ -83,6 +86,8 @@ async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[
 
 class EventStream:
     """Writes the events of an answer to `transport`, whose headers were sent through ASGI."""
+
+    __slots__ = ("_answer", "_call", "_full", "_generations", "_held", "_held_bytes", "_transport", "_wake")
 
     def __init__(
         self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport

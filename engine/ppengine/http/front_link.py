@@ -49,7 +49,7 @@ SILENT_S = 5.0
 _T = TypeVar("_T", Added, CoreMetrics, StateAnswer)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Followed:
     """One request and the pieces that have come and are not read. `samples`: how many have not ended."""
 

@@ -47,7 +47,7 @@ class _Choice:
     over: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Generation:
     """All continuations of one prompt. `take` its pieces to the end, then `leave`; leaving before aborts it."""
 
