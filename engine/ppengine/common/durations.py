@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import floor, log2
 
 from ppengine.protocol.quantiles import Quantiles
 
@@ -18,8 +19,9 @@ SLICE_S, SLICES = 10.0, 30
 
 def bucket_of(seconds: float) -> int:
     """Return the bucket of a duration."""
-    bucket = math.floor(math.log2(seconds) * _PER_OCTAVE) if seconds > 0 else _LEAST
-    return max(_LEAST, min(bucket, _MOST))
+    bucket = floor(log2(seconds) * _PER_OCTAVE) if seconds > 0 else _LEAST
+    # Comparisons, as `min` and `max` would take as long as the logarithm: each token is counted.
+    return bucket if _LEAST <= bucket <= _MOST else _LEAST if bucket < _LEAST else _MOST
 
 
 def quantiles_of(
@@ -57,15 +59,16 @@ class Histogram:
 
     def add(self, seconds: float, count: int, now: float) -> None:
         """Count a duration that was seen `count` times."""
-        if not self._slices or now - self._slices[-1].begin >= SLICE_S:
+        newest = self._slices[-1] if self._slices else None
+        if newest is None or now - newest.begin >= SLICE_S:
             self._expire(now)
-            self._slices.append(_Slice(now, seconds, seconds))
-        bucket, newest = bucket_of(seconds), self._slices[-1]
+            newest = _Slice(now, seconds, seconds)
+            self._slices.append(newest)
         if seconds < newest.least:
             newest.least = seconds
         elif seconds > newest.most:
             newest.most = seconds
-        newest.counts[bucket] += count
+        newest.counts[bucket_of(seconds)] += count
 
     def counts(self, now: float) -> dict[int, int]:
         """Return the counts by bucket."""

@@ -17,7 +17,7 @@ SLOW_S = 1.0
 """Seconds without reading after which a client counts as slow."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Client:
     """One API key on one route."""
 
@@ -66,8 +66,9 @@ class Call:
             return
         now, client, events = time.monotonic(), self._client, self._events
         client.tokens += tokens
-        if choice in events:
-            client.itl.add(now - events[choice], 1, now)
+        before = events.get(choice)
+        if before is not None:
+            client.itl.add(now - before, 1, now)
         elif not events:
             client.ttft.add(now - self.began, 1, now)
         events[choice] = now
