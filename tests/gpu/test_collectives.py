@@ -172,7 +172,9 @@ def test_sums_are_added_and_normed(centred: bool, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_sums_in_two_shots_have_the_bits_of_one(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of uneven shares, of one that is empty, and calls in one shot between them."""
-    monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 512)
+    monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 512 if size == 2 else 1600)
+    monkeypatch.setattr(collectives, "MANY_TWO_SHOT_BYTES", 512)
+    monkeypatch.setattr(collectives, "SMALL_SHARE_TILE", 32)
     monkeypatch.setattr(collectives, "SHARE_TILE", 64)
     generator = torch.Generator().manual_seed(2)
     calls = [[torch.randn(rows, 50, generator=generator) for _ in range(size)] for rows in (7, 3, 1, 9, 7, 3)]

@@ -41,10 +41,14 @@ from ppkernels.gpu.norms import normed
 PROGRAMS = 128
 """Most programs of a call; all of them must be resident at once."""
 WORD_BYTES = 2**19
-TWO_SHOT_BYTES = 2**24
-"""Smallest part whose sum is made in two shots; below, their second wait costs more than the reads they save."""
-SHARE_TILE, SHARE_WARPS = 16384, 16
-"""Elements that a program of a sum in two shots moves at once, and its warps."""
+TWO_SHOT_BYTES, MANY_TWO_SHOT_BYTES = 2**24, 2**20
+"""Smallest part whose sum is made in two shots, of two ranks and of more; below, their second wait costs more than the
+copies they save."""
+SHARE_TILE, SMALL_SHARE_TILE, SHARE_WARP = 16384, 2048, 1024
+"""Elements that a program of a sum in two shots moves at once, from `TWO_SHOT_BYTES` on and below, and those of a warp.
+
+Two tiles and not more, since each is a kernel to compile.
+"""
 TILE = 2048
 """Elements that a program of a gather moves at once."""
 WARP = 512
@@ -80,14 +84,14 @@ def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: i
 
     `counters` [PROGRAMS] int64 is the number of calls so far, the same on every rank.
     """
-    if part.nbytes < TWO_SHOT_BYTES:
+    if part.nbytes < (TWO_SHOT_BYTES if size == 2 else MANY_TWO_SHOT_BYTES):
         _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
         return
-    share = triton.cdiv(triton.cdiv(part.numel(), size), SHARE_TILE) * SHARE_TILE
-    programs = min(PROGRAMS, share // SHARE_TILE)
-    _reduce_shares[(programs,)](
-        part, part.numel(), share, table, counters, rank, size, part_bytes, PROGRAMS, SHARE_TILE,
-        num_warps=SHARE_WARPS,
+    tile = SHARE_TILE if part.nbytes >= TWO_SHOT_BYTES else SMALL_SHARE_TILE
+    share = triton.cdiv(triton.cdiv(part.numel(), size), tile) * tile
+    _reduce_shares[(min(PROGRAMS, share // tile),)](
+        part, part.numel(), share, table, counters, rank, size, part_bytes, PROGRAMS, tile,
+        num_warps=max(1, tile // SHARE_WARP),
     )  # fmt: skip
 
 

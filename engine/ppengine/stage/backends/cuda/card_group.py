@@ -39,13 +39,19 @@ if TYPE_CHECKING:
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**25
 """Bounds of the bytes of one launch; a longer call takes several. Inboxes have at most four times the most."""
-COPIED = 2
-"""Most ranks that send large sums by copies: each sends its whole part to each other one."""
 FUSED_BYTES = LEAST_BYTES
 """Largest part whose sum is normed in the same kernel, in one launch: it fits into any inbox, and beyond that two
 kernels are as fast."""
 _GENERATION_SHIFT = 40
 _LENGTH = struct.Struct("<I")
+
+
+class RankOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory of a rank that the other ranks write to."""
+
+    calls: Offer
+    """That of calls which are kernels."""
+    copies: Offer
 
 
 class CardGroup(RankGroup):
@@ -59,8 +65,7 @@ class CardGroup(RankGroup):
         most = MOST_BYTES * 2 // size
         self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), most).bit_length() - 1)
         self._memory = SharedMemory(driver, uuid, collectives.memory_bytes(size, self._part_bytes))
-        # `pieces` depends on nothing that may differ between ranks.
-        self._copies = PeerCopies(driver, uuid, place, size, folder, compute, part_bytes) if size <= COPIED else None
+        self._copies = PeerCopies(driver, uuid, place, size, folder, compute, part_bytes)
         device = driver.device
         self._table = torch.zeros(collectives.table_words(size), dtype=torch.int64, device=device)
         self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
@@ -80,35 +85,29 @@ class CardGroup(RankGroup):
         self._memory.slot(0)[begin:end].zero_()
         torch.cuda.synchronize(self._driver.device)
         try:
-            if self._copies is not None:
-                self._copies.begin()
+            self._copies.begin()
             offers = self._exchange()
             self._flags = flags = EdgeFlags(self._page, create=True)
             word = self._driver.show(flags.address, PAGE) + Flag.FILLED
             addresses = {self.rank: self._memory.address}
-            inboxes = {}
-            for peer, (calls, *copies) in offers.items():
-                addresses[peer] = self._open(peer, calls)
-                for offer in copies:
-                    inboxes[peer] = self._open(peer, offer)
-            if self._copies is not None:
-                self._copies.open(inboxes)
+            for peer, offer in offers.items():
+                addresses[peer] = self._open(peer, offer.calls)
+            self._copies.open({peer: self._open(peer, offer.copies) for peer, offer in offers.items()})
         except BaseException:
             self.close()
             raise
         self._counters.fill_(generation << _GENERATION_SHIFT)
         self._fill(1, word, *(addresses[rank] for rank in sorted(addresses)))
 
-    def _exchange(self) -> dict[int, list[Offer]]:
-        """Return the offers of the other ranks, by rank: memory for calls, then for copies if there are any."""
+    def _exchange(self) -> dict[int, RankOffer]:
+        """Return the offers of the other ranks, by rank."""
         try:
-            ours = [self._memory.offer] + ([] if self._copies is None else [self._copies.offer])
-            body = msgspec.json.encode(ours)
+            body = msgspec.json.encode(RankOffer(self._memory.offer, self._copies.offer))
         except RefusedError as error:
             raise PeerLostError(f"no memory for the ranks of stage {self._stage}: {error}") from None
         for wire in self._wires.values():
             wire.send([memoryview(_LENGTH.pack(len(body))), memoryview(body)])
-        return {peer: _receive(wire, len(ours)) for peer, wire in self._wires.items()}
+        return {peer: _receive(wire) for peer, wire in self._wires.items()}
 
     def _open(self, peer: int, offer: Offer) -> int:
         try:
@@ -141,11 +140,11 @@ class CardGroup(RankGroup):
 
     @override
     def pieces(self, rows: int, row_bytes: int) -> list[slice]:
-        return super().pieces(rows, row_bytes) if self._copies is None else self._copies.pieces(rows, row_bytes)
+        return self._copies.pieces(rows, row_bytes)
 
     @override
     def send(self, part: Tensor, site: int) -> Sum:
-        return super().send(part, site) if self._copies is None else self._copies.send(part)
+        return self._copies.send(part)
 
     def _most_rows(self, part: Tensor) -> int:
         return max(1, self._part_bytes // (part.shape[1] * part.itemsize))
@@ -176,14 +175,12 @@ class CardGroup(RankGroup):
         flags = self._flags
         if flags is not None:
             flags.release(Flag.FILLED)
-        if self._copies is not None:
-            self._copies.release()
+        self._copies.release()
 
     @override
     def close(self) -> None:
         self._fill(0)
-        if self._copies is not None:
-            self._copies.close()
+        self._copies.close()
         for memory in self._opened:
             # The memory of a rank that has died cannot always be closed; it goes with this process.
             with contextlib.suppress(DriverError):
@@ -197,19 +194,15 @@ class CardGroup(RankGroup):
             wire.close()
 
 
-def _receive(wire: Wire, count: int) -> list[Offer]:
-    """Return the `count` offers of another rank. Raises PeerLostError for anything else."""
+def _receive(wire: Wire) -> RankOffer:
+    """Return the offer of another rank. Raises PeerLostError for anything else."""
     length = bytearray(_LENGTH.size)
     wire.receive(memoryview(length))
     (size,) = _LENGTH.unpack(length)
     body = bytearray(min(size, MAX_FRAME))
     wire.receive(memoryview(body))
     try:
-        offers = msgspec.json.decode(body, type=list[Offer])
+        return msgspec.json.decode(body, type=RankOffer)
     except msgspec.DecodeError as error:
-        text = f"stage {wire.peer} rank {wire.rank} sent no offers: {error}"
+        text = f"stage {wire.peer} rank {wire.rank} sent no offer: {error}"
         raise PeerLostError(text, wire.peer, wire.rank) from None
-    if len(offers) != count:
-        text = f"stage {wire.peer} rank {wire.rank} sent {len(offers)} offers of memory, {count} are right"
-        raise PeerLostError(text, wire.peer, wire.rank)
-    return offers
