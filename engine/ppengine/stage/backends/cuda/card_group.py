@@ -76,6 +76,11 @@ class CardGroup(RankGroup):
         self._opened: list[OpenedMemory] = []
         self._flags: EdgeFlags | None = None
 
+    @property
+    def stream(self) -> Stream:
+        """The stream of its copies."""
+        return self._copies.stream
+
     @override
     def join(self, generation: int, meet_all: MeetAll) -> None:
         """Meet the other ranks and open their parts. Raises PeerLostError where a card does not reach another."""

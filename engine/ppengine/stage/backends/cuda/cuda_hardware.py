@@ -66,6 +66,8 @@ class CudaHardware(Hardware):
         order = Order(ledger)
         order.ledger.thread(device=str(self.device))
         self.compute = Stream("compute", self.device, purpose="steps", order=order)
+        self._sums: Stream | None = None
+        """The stream on which ranks exchange large sums."""
         torch.mm(*torch.ones(2, 16, 16, device=self.device, dtype=torch.bfloat16))  # cuBLAS and its workspace
         torch.cuda.synchronize(self.device)
         self._account.close("context", card.read())
@@ -93,7 +95,9 @@ class CudaHardware(Hardware):
                 f"parallel.tensor is {size}; ranks on GPUs add no {dtype}: set model.dtype to a smaller one"
             )
         part_bytes = config.profile.scheduler.max_num_batched_tokens * spec.hidden_size * dtype.itemsize
-        return CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), self.compute, part_bytes)
+        group = CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), self.compute, part_bytes)
+        self._sums = group.stream
+        return group
 
     @override
     @contextmanager
@@ -148,6 +152,8 @@ class CudaHardware(Hardware):
         self._account.close("context", self._card.read(cache.mapped_bytes))
         with torch.inference_mode():
             buffers = DeviceBuffers(self.driver, self.uuid, self.page, self.compute, config, model, cache, swap)
+            if self._sums is not None:
+                buffers.progress.follow(self._sums)
             self._account.close("communicator", self._card.read(cache.mapped_bytes))
             buffers.warm_up()
             if not config.profile.parallel.eager and shape.dtype in gpu.TYPES:

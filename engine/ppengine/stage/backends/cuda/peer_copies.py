@@ -70,7 +70,7 @@ class PeerCopies:
         self._share_bytes = _round(self._piece_bytes // size + _ROW_BYTES)
         self._slot_bytes = self._piece_bytes + (size - 1) * self._share_bytes
         self._memory = SharedMemory(driver, uuid, self._slot_bytes, PIECES)
-        self._stream = Stream("sums of ranks", driver.device, purpose="ranks", order=compute.order)
+        self.stream = Stream("sums of ranks", driver.device, purpose="ranks", order=compute.order)
         self._slots = [self._slot(number) for number in range(PIECES)]
         self._peers = [_Peer((place.rank + turn) % size) for turn in range(1, size)]
         self._shot = self._piece = 0
@@ -128,7 +128,7 @@ class PeerCopies:
     def _signals(self, peer: _Peer, create: bool) -> Signals:
         low, high = sorted((self._place.rank, peer.rank))
         page = self._folder / f"g{self._place.stage}.{low}.{high}.words"
-        return Signals(self._driver, page, create, self._compute, f"rank {peer.rank}", self._stream)
+        return Signals(self._driver, page, create, self._compute, f"rank {peer.rank}", self.stream)
 
     def send(self, part: Tensor) -> CopiedSum:
         """Launch the copies of shares of `part` [T, W], a contiguous piece, behind the product that makes it."""
@@ -138,12 +138,12 @@ class PeerCopies:
         piece = CopiedSum(self, part, number)
         slot, own = self._slots[number], self._place.rank
         self._compute.declare("part of a sum", writes=(slot.parts_of[own],))
-        self._stream.wait(self._compute.record("part made"))
-        with self._stream.doing("parts", reads=(slot.parts_of[own],)):
+        self.stream.wait(self._compute.record("part made"))
+        with self.stream.doing("parts", reads=(slot.parts_of[own],)), self.stream.working():
             for peer in self._peers:
                 row = own - (own > peer.rank)
                 self._copy(peer, number, self._piece_bytes + row * self._share_bytes, part[piece.share(peer.rank)])
-        piece.parts_shot, piece.sent = self._raise_flags(), self._stream.record("parts sent")
+        piece.parts_shot, piece.sent = self._raise_flags(), self.stream.record("parts sent")
         # Those of the piece before have come meanwhile.
         self._add_parts()
         self._parts.append(piece)
@@ -176,8 +176,8 @@ class PeerCopies:
         if len(sums):
             sum_parts(piece.part[share], slot.inbox.view(sums.dtype), own, sums)
         piece.part = None
-        self._stream.wait(self._compute.record("share summed"))
-        with self._stream.doing("sums", reads=(slot.sums_of[own],)):
+        self.stream.wait(self._compute.record("share summed"))
+        with self.stream.doing("sums", reads=(slot.sums_of[own],)), self.stream.working():
             for peer in self._peers:
                 self._copy(peer, piece.number, share.start * piece.row_bytes, sums)
         piece.sums_shot = slot.sums_shot = self._raise_flags()
@@ -185,7 +185,7 @@ class PeerCopies:
     def _copy(self, peer: _Peer, slot: int, at: int, rows: Tensor) -> None:
         if peer.memory and rows.nbytes:
             target = peer.memory + slot * self._slot_bytes + at
-            self._driver.copy(target, rows.data_ptr(), rows.nbytes, self._stream.handle)
+            self._driver.copy(target, rows.data_ptr(), rows.nbytes, self.stream.handle)
 
     def _raise_flags(self) -> int:
         """Raise the flag of the next shot at all other ranks; return its number."""
