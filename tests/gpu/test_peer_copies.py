@@ -186,15 +186,17 @@ def test_small_sums_go_in_one_piece(device: Device, tmp_path: Path, monkeypatch:
     driver: Any = StandInDriver(device)
     compute = Stream("compute", CPU, purpose="compute", order=Order(Ledger()))
 
-    def pieces(part_bytes: int, rows: int, row_bytes: int) -> list[int]:
-        copies = PeerCopies(driver, "GPU-1", Place(0, 0), 2, tmp_path, compute, part_bytes)
+    def pieces(part_bytes: int, rows: int, row_bytes: int, size: int = 2) -> list[int]:
+        copies = PeerCopies(driver, "GPU-1", Place(0, 0), size, tmp_path, compute, part_bytes)
         return [one.stop - one.start for one in copies.pieces(rows, row_bytes)]
 
     assert pieces(2**25, 2047, 8192) == [2047]
     assert pieces(2**25, 2048, 8191) == [2048]
+    assert pieces(2**25, 4095, 8192, size=4) == [4095]
     assert pieces(2**24, 8000, 8192) == [8000], "there is no room"
     monkeypatch.setattr(peer_copies, "LEAST_BYTES", 1)
     assert pieces(2**22, 2200, 1024) == [1152, 1048]
     assert pieces(2**25, 4096, 8192) == [1024] * PIECES, "two pieces are too large"
     assert pieces(2**25, 10_000, 1024) == [2560] * 3 + [2320]
+    assert pieces(2**25, 10_000, 1024, size=4) == [5120, 4880]
     assert FEW_PIECES == 2

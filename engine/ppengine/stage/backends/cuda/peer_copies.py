@@ -42,11 +42,17 @@ from ppengine.stage.ledger.actors import Buffer
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
 
-PIECES, FEW_PIECES, MANY_ROWS = 4, 2, 8192
-"""Pieces of a sum of many rows, and of one of fewer."""
-LEAST_ROWS, LEAST_BYTES = 2048, 2**24
-"""Smaller sums go at once. All steps that may be a graph have fewer rows: a graph and a step that is launched kernel by
-kernel must exchange in the same way, because ranks may differ in that."""
+PIECES, FEW_PIECES, MANY_ROWS = 4, 2, 4096
+"""Pieces of a sum, and of one with fewer rows than `MANY_ROWS` for each rank.
+
+The launches of a piece take the same time of the host with any number of ranks, and its product takes less with more.
+"""
+LEAST_ROWS, LEAST_BYTES = 1024, 2**24
+"""Sums with fewer rows for each rank, or smaller ones, go at once.
+
+All steps that may be a graph have fewer rows: a graph and a step that is launched kernel by kernel must exchange in the
+same way, because ranks may differ in that.
+"""
 _FEW_BYTES = 2**25
 """Room for a piece, if half of a sum takes as much."""
 _TILE, _ROW_BYTES = 128, 2**16
@@ -95,8 +101,8 @@ class PeerCopies:
 
     def pieces(self, rows: int, row_bytes: int) -> list[slice]:
         """Return the rows of each piece of a sum; one piece if it is none for copies."""
-        if rows >= LEAST_ROWS and rows * row_bytes >= LEAST_BYTES:
-            for count in (PIECES,) if rows >= MANY_ROWS else (FEW_PIECES, PIECES):
+        if rows >= LEAST_ROWS * self._size and rows * row_bytes >= LEAST_BYTES:
+            for count in (PIECES,) if rows >= MANY_ROWS * self._size else (FEW_PIECES, PIECES):
                 each = -(-rows // count // _TILE) * _TILE
                 if each * row_bytes <= self._piece_bytes:
                     return [slice(first, min(first + each, rows)) for first in range(0, rows, each)]
