@@ -29,7 +29,7 @@ from ppengine.stage.batch_state import BatchState, Plan
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.connect import Connector
 from ppengine.stage.edge_addresses import AddressBook
-from ppengine.stage.profile_run import largest_batches
+from ppengine.stage.profile_run import largest_batches, small_steps
 from ppengine.stage.rdma_agent import missing
 from ppengine.stage.recorder import Recorder, Rings
 from ppengine.stage.runner import Runner, RunnerParts
@@ -189,6 +189,9 @@ class Boot:
         # Every row writes and reads the null block: sizes alone count.
         cache, device = self._hardware.scratch(self._shape), self._hardware.device
 
+        def inputs(plan: Plan) -> Tensor:
+            return torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype, device=device)
+
         def forward(plan: Plan, hidden: Tensor) -> None:
             batch = self._hardware.batch(plan.batch)
             if self._first:
@@ -199,9 +202,7 @@ class Boot:
 
         def run(rows: list[Row], ring: Recorder | None = None) -> int:
             plan = state.plan(rows)
-            hidden = torch.zeros(int(plan.query_start[-1]), model.boundary_size, dtype=self._dtype, device=device)
-
-            warm = False
+            hidden, warm = inputs(plan), False
 
             def once() -> None:
                 nonlocal warm
@@ -216,10 +217,9 @@ class Boot:
         with torch.inference_mode():
             self._ring.phase(Phase.COMPILE)
             self._report(f"stage {self._stage}: compiles kernels, or loads compiled ones")
-            decode = [Row(0, length - 1, 1, True, 0)]
-            run(decode)
-            if min(length, scheduler.max_num_batched_tokens) > 1:  # a short chunk has a kernel that large ones have not
-                run([Row(0, length - 2, 2, True, 0)])
+            for rows in small_steps(scheduler.max_num_batched_tokens, length):
+                plan = state.plan(rows)
+                forward(plan, inputs(plan))
             self._ring.phase(Phase.PROFILE)
             self._report(f"stage {self._stage}: profile run")
             if self._config.allow_faults:
@@ -228,7 +228,7 @@ class Boot:
                 before_profile(Path(self._config.run_dir), self._stage, device)
             # Recorded: so the diagnosis knows from the first step on how long the least and the most work takes.
             largest = largest_batches(scheduler.max_num_batched_tokens, scheduler.max_num_seqs, length)
-            for rows in [decode, *largest]:
+            for rows in [[Row(0, length - 1, 1, True, 0)], *largest]:
                 try:
                     peak = max(peak, run(rows, self._ring))
                 except torch.OutOfMemoryError as error:

@@ -13,6 +13,21 @@ _RESET_PEAK = "5"
 """To /proc/self/clear_refs: set VmHWM to the present resident memory (proc(5))."""
 
 
+CONTEXTS = (1, 256, 4_096, 16_384)
+"""Contexts of which attention is split into parts in ways that differ, each by kernels of its own."""
+
+
+def small_steps(max_tokens: int, max_model_len: int) -> list[list[Row]]:
+    """Return steps of one or two tokens that launch all kernels that a small step may need, in slot 0.
+
+    Graphs see the longest context alone. A step that is too large for them, or is looked into, has the context of its
+    own rows.
+    """
+    ends = [*(end for end in CONTEXTS if end < max_model_len), max_model_len]
+    counts = [count for count in (1, 2) if count <= max_tokens]
+    return [[Row(0, end - count, count, True, 0)] for count in counts for end in ends if end >= count]
+
+
 def largest_batches(max_tokens: int, max_seqs: int, max_model_len: int) -> list[list[Row]]:
     """Return the largest steps that there may be, all in slot 0 and all sampled.
 

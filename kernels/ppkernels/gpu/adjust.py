@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ppkernels.gpu.draw import BANNED, BANNED_UNTIL, TEMPERATURE, TINY, float_of
+from ppkernels.gpu.draw import BANNED, BANNED_UNTIL, BY_ROW, TEMPERATURE, TINY, float_of
 from ppkernels.gpu.row_passes import best_of, scaled_logits, tile_of
 
 HEAD = 16
@@ -31,7 +31,7 @@ _IN_PROMPT = tl.constexpr(1 << 30)
 """Count of a token of the prompt; outputs add 1 each."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_ROW)
 def adjust_rows(
     logits,
     out,
@@ -75,7 +75,7 @@ def adjust_rows(
         _cut_unlikely(record, changed, float_of(tl.load(own + TEMPERATURE)), vocabulary, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_ROW)
 def append_tokens(tokens, records, slots, positions, longest):
     """Write each row's new token into its record of `longest` tokens, if its slot has one."""
     row = tl.program_id(0)

@@ -33,13 +33,17 @@ from ppkernels.gpu.row_passes import (
 TEMPERATURE, TOP_P, TOP_K, SEED, SAMPLE, LOGPROBS, BANNED_UNTIL, BANNED = (tl.constexpr(i) for i in range(8))
 """Columns of the table of parameters; floats are the bits of a float32."""
 
+BY_ROW = ("slots", "positions", "tokens")
+"""Arguments with a number a row, which begin anywhere: an address of its own kind would compile the kernel again, amid
+requests.
+"""
 TINY = tl.constexpr(1.1754943508222875e-38)
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
 _SECOND = tl.constexpr(0x94D049BB133111EB)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=BY_ROW)
 def sample_rows(
     logits,
     table,

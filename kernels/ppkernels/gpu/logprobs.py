@@ -5,11 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ppkernels.gpu.draw import LOGPROBS
+from ppkernels.gpu.draw import BY_ROW, LOGPROBS
 from ppkernels.gpu.row_passes import best_of
 
 
-@triton.jit
+# As many as a request wants, which is not known before.
+@triton.jit(do_not_specialize=["best_stride"], do_not_specialize_on_alignment=BY_ROW)
 def logprob_rows(
     logits,
     table,

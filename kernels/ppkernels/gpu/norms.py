@@ -74,7 +74,7 @@ def _norm(
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _norm_rows(
     values,
     update,

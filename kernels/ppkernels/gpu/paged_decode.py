@@ -77,7 +77,7 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
             HEAD_DIM=head_dim,
             WIDE=wide,
             TILE=tiles.slots,
-            PARTS_WIDE=triton.next_power_of_2(parts),
+            PARTS_WIDE=parts_wide(parts),
             num_warps=4,
         )
 
@@ -97,6 +97,14 @@ def choose_tiles(group: int, wide: int, element_size: int, few: bool) -> Tiles:
 def split_count(programs: int, tiles: int, places: int) -> int:
     """Return how many parts a context of at most `tiles` has if rows need `programs`."""
     return max(1, min(places // programs, tiles))
+
+
+def parts_wide(parts: int) -> int:
+    """Return the width of the tile that joins `parts` of a context.
+
+    There are few widths up to 64, so that a step of any shape finds its kernel compiled.
+    """
+    return next((wide for wide in (16, 64) if parts <= wide), triton.next_power_of_2(parts))
 
 
 @triton.jit

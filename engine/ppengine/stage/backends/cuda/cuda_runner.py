@@ -189,7 +189,8 @@ class CudaRunner(Runner):
         with compute.use():
             batch = batch_on_device(plan.batch, device)
             more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
-            parts = torch.from_numpy(more).pin_memory().to(device, non_blocking=True)
+            # int32 as in graphs, or each kernel that reads them would be compiled once more.
+            parts = torch.from_numpy(more.astype(np.int32)).pin_memory().to(device, non_blocking=True)
             sampled = len(plan.sampled)
             tokens, last, slots, positions, owner = torch.split(parts, [len(ids), sampled, sampled, sampled, count])
             if incoming is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -68,8 +67,9 @@ class DeviceBuffers:
     """Made once a boot.
 
     `latest` [SLOTS] has the newest token of each slot, on the stage that embeds them. With several
-    stages it lies in `token_memory`, which the last stage writes itself if its device can. A step
-    is the first of `graphs` that serves it.
+    stages it lies in `token_memory`, which the last stage writes itself if its device can. If it
+    cannot, it writes a table of its own, which no kernel reads: so sampling has one form. A step is
+    the first of `graphs` that serves it.
     """
 
     def __init__(
@@ -109,6 +109,8 @@ class DeviceBuffers:
             self.landing = Landing(driver, uuid, compute, most, model.boundary_size, dtype)
             self.input_buffer = self.landing.buffer
             """The layers' input as the ledger knows it."""
+            if model.last:
+                self.latest = torch.zeros(SLOTS, dtype=torch.int32, device=device)
         else:
             if model.last:
                 self.latest = torch.zeros(SLOTS, dtype=torch.int32, device=device)
@@ -123,7 +125,6 @@ class DeviceBuffers:
         self._rows = min(-(-scheduler.max_num_seqs // config.stages), self._tokens)
         self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
         self._vocabulary, self._dtype = model.spec.vocab_size, cache.shape.dtype
-        self._latest_elsewhere = model.last and not model.first
         self._in_pipeline, self._width = not (model.first and model.last), model.boundary_size
 
     @property
@@ -151,9 +152,10 @@ class DeviceBuffers:
         with self.compute.use():
             logits = torch.zeros(1, self._vocabulary, dtype=self._dtype, device=self.device)
             slots = torch.zeros(1, dtype=torch.int32, device=self.device)
-            tables = [self.latest, slots.clone()] if self._latest_elsewhere else [self.latest]
-            for greedy, newest in itertools.product((True, False), tables):
-                tokens = choose(logits, self.sampling, slots, slots, greedy=greedy, newest=newest)
-                choose_adjusted(logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=newest)
+            for greedy in (True, False):
+                tokens = choose(logits, self.sampling, slots, slots, greedy=greedy, newest=self.latest)
+                choose_adjusted(
+                    logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=self.latest
+                )
             logprobs(logits, self.sampling, slots, tokens, 1)
             masked(logits, {0: bytes(4 * -(-self._vocabulary // 32))})

@@ -1,0 +1,196 @@
+"""No request is the first to use a kernel: boot launches each variant that a step may need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
+
+from kernel_variants import Variant, Variants
+from ppengine.protocol.steps import Adjustments, Mask, Row
+from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
+from ppengine.stage.profile_run import CONTEXTS, small_steps
+from ppkernels.batch import Batch
+from ppkernels.gpu import norms, paged_decode, paged_prefill, sampling
+from standin_card import TOKENS, WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
+SIZES = 4, 8
+"""Padded numbers of tokens of the graphs here; a step with more is launched as it is."""
+SLOTS = 4
+HOT: dict[str, Any] = {"temperature": 0.8}
+CHANGE = Adjustments(frequency_penalty=0.5, min_p=0.1)
+WISHES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "random": HOT,
+    "top-k and top-p": {**HOT, "top_k": 3, "top_p": 0.9},
+    "adjusted": {"adjustments": CHANGE},
+    "adjusted and random": {**HOT, "adjustments": CHANGE},
+    "the log-probability": {"logprobs": 0},
+    "3 log-probabilities": {"logprobs": 3},
+    "prompt scored": {"prompt_logprobs": 2},
+}
+STEPS = {
+    "a decode": decode(9),
+    "decodes": [*decode(9), *decode(9, slot=1), *decode(9, slot=2)],
+    "a short prompt": prompt(),
+    "a prompt beside a decode": [*decode(9, slot=1), *prompt()],
+    **{f"{count} tokens": prompt(tokens=count) for count in (9, 10)},
+    **{f"{count} tokens beside a decode": [*decode(9, slot=1), *prompt(tokens=count)] for count in (9, 10)},
+    **{f"{count} tokens beside decodes": [*decode(9, slot=1), *decode(9, slot=2), *prompt(tokens=count)]
+       for count in (9, 10)},
+}  # fmt: skip
+
+
+@pytest.fixture
+def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
+    return Variants(monkeypatch, runs=True)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, variants: Variants) -> Device:
+    """A stand-in whose sampling is the card's, and whose graphs run what they would hold."""
+
+    def captured(compute: object, pool: object, forward: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        output = forward()
+
+        def replay() -> None:
+            device.log.append("replay")
+            output.copy_(forward())
+
+        return SimpleNamespace(replay=replay), output
+
+    device = Device(monkeypatch)
+    device.prompt = True
+    monkeypatch.setattr(device_buffers, "DeviceSampling", sampling.DeviceSampling)
+    monkeypatch.setattr(cuda_runner, "choose", sampling.choose)
+    monkeypatch.setattr(chunk_graphs, "SIZES", SIZES)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for module in (chunk_graphs, decode_graphs):
+        monkeypatch.setattr(module, "captured", captured)
+    return device
+
+
+def booted(*stages: StandInStage) -> None:
+    """Do what a boot does behind the profile run."""
+    for stage in stages:
+        stage.buffers.warm_up()
+        stage.buffers.capture(lambda done, total: None)
+        stage.step(map_blocks=16).finish()
+
+
+def registered(wish: dict[str, Any]) -> dict[str, Any]:
+    """Return what a step needs to make requests known, in all slots, that wish for the same."""
+    fields: dict[str, Any] = {"register": [], "tables": []}
+    for slot in range(SLOTS):
+        one = request(slot, tokens=TOKENS, blocks=tuple(range(1, 12)))
+        one["register"][0].tokens = [1 + place % (WIDTH - 1) for place in range(TOKENS)]
+        for name, value in wish.items():
+            setattr(one["register"][0], name, value)
+        for name, values in one.items():
+            fields[name] += values
+    return fields
+
+
+def wishes() -> Iterator[tuple[list[Row], dict[str, Any]]]:
+    """Yield steps of all shapes for requests of all kinds."""
+    for wish in WISHES.values():
+        for rows in STEPS.values():
+            yield rows, registered(wish)
+    for rows in STEPS.values():
+        yield rows, {**registered(HOT), "masks": [Mask([row.slot for row in rows], b"\x7f\0\0\0")]}
+
+
+def test_boot_launches_what_requests_do(variants: Variants, card: Device, tmp_path: Path) -> None:
+    stage = alone(card, tmp_path)
+    booted(stage)
+    warmed = variants.taken()
+    steps = [stage.step(rows, **fields).finish() for rows, fields in wishes()]
+    used = variants.taken()
+    assert {name.rpartition(".")[2] for name, _ in used} == {
+        "sample_rows", "adjust_rows", "append_tokens", "logprob_rows", "mask_rows"
+    }  # fmt: skip
+    assert 0 < card.log.count("replay") < len(steps), "some by graphs, some not"
+    assert used - warmed == set()
+
+
+@pytest.mark.parametrize("by_device", [True, False])
+def test_boot_launches_what_a_pipeline_does(variants: Variants, card: Device, tmp_path: Path, by_device: bool) -> None:
+    stages = Pair(card, tmp_path, by_device)
+    booted(stages.first, stages.last)
+    for stage in (stages.first, stages.last):
+        stage.checks.checksum = True
+    warmed = variants.taken()
+    for rows in STEPS.values():
+        for wish in (HOT, WISHES["adjusted"]):
+            stages.step(rows, **registered(wish))
+    used = variants.taken()
+    assert {name.rpartition(".")[2] for name, _ in used} == {"sample_rows", "adjust_rows", "append_tokens", "_sum"}
+    assert used - warmed == set()
+
+
+LONGEST, BLOCK, HEAD_DIM, PROCESSORS = 40_960, 16, 128, 132
+
+
+class Attention:
+    """Launches of attention on a card with as many processors as an H200 has; nothing is computed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int) -> None:
+        for module in (paged_decode, paged_prefill):
+            monkeypatch.setattr(module, "processors", lambda device: PROCESSORS)
+        self._variants = Variants(monkeypatch, runs=False)
+        self._heads = heads
+        self._kv = torch.empty(1, 2, BLOCK, kv_heads, HEAD_DIM, dtype=torch.bfloat16)
+        self._width = heads + 2 * kv_heads
+
+    def step(self, tokens: int, rows: int, longest: int, decodes: bool) -> set[Variant]:
+        """Return the variants of a step of `tokens`; the last row has those that the others have not."""
+        lens = [1 if decodes else 2] * (rows - 1)
+        ints = torch.empty(rows + 1, dtype=torch.int32)
+        tables = torch.empty(rows, -(-longest // BLOCK), dtype=torch.int32)
+        lens.append(tokens - sum(lens))
+        batch = Batch(ints, ints, ints, lens, ints, tables, tokens == rows, BLOCK)
+        fused = torch.empty(tokens, self._width, HEAD_DIM, dtype=torch.bfloat16)
+        output = torch.empty(tokens, self._heads * HEAD_DIM, dtype=torch.bfloat16)
+        if decodes or tokens == 1:
+            paged_decode.attend_decodes(fused, self._kv, batch, self._heads, output)
+        if not batch.decode_only:
+            paged_prefill.attend_chunks(fused, self._kv, batch, self._heads, output)
+        return self._variants.taken()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 4), (8, 2), (4, 1), (32, 32)])
+@pytest.mark.parametrize("most", [2, 16, 256])
+def test_boot_launches_the_attention_of_each_step(
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, most: int
+) -> None:
+    attention = Attention(monkeypatch, heads, kv_heads)
+    warmed: set[Variant] = set()
+    for (row,) in small_steps(8192, LONGEST):
+        warmed |= attention.step(row.count, 1, row.start + row.count, row.count == 1)
+    warmed |= attention.step(8192, 1, LONGEST, decodes=False)
+    for size in decode_graphs.batch_sizes(most):
+        warmed |= attention.step(size, size, LONGEST, decodes=True)
+    for tokens, rows in chunk_graphs.padded_shapes(8192, most):
+        warmed |= attention.step(tokens, rows, LONGEST, decodes=True)
+    used: set[Variant] = set()
+    for longest in (1, *CONTEXTS, 1000, 2500, 7000, 12_000, 25_000, LONGEST):
+        for rows in [*range(1, min(most, 40) + 1), most]:
+            used |= attention.step(rows, rows, longest, decodes=True)
+            for more in (1, 2000, 6000):
+                used |= attention.step(rows + more, rows, longest, decodes=True)
+    assert used - warmed == set()
+
+
+def test_a_norm_has_one_variant_for_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants, weight = Variants(monkeypatch, runs=False), torch.ones(1024)
+    for rows in (1, 2, 15, 16, 17):
+        norms.rms_norm(torch.empty(rows, 1024), weight, 1e-5)
+    assert len(variants.taken()) == 1
