@@ -5,8 +5,9 @@ python tests/engine/bench_host_tier.py plain|chat|prefix [--profile tiny] [--rou
 Two engines take turns, and the idle one waits; `--on` is set in the second one alone, such as a backend. `plain`:
 prompts that begin like no other. `chat`: some chats at once; each turn sends all before it, and together they need
 `--times` the blocks of the device. `prefix`: prompts of `--prefix` tokens come twice, one by one. Between, others of
-`--times` the blocks of the device push them out of it, or out of the host as well. The second time counts. With
-`--stored` each comes twice at first, and the next one waits until backends have written it: a backend is named by
+`--times` the blocks of the device push them out of it, or out of the host as well. The second time counts, and the
+bench ends with exit code 1 if a prompt is still on the device then: nothing would be compared. With `--stored` each
+comes twice at first, and the next one waits until backends have written it: a backend is named by
 `--on 'tiers.backends.NAME={kind: valkey, url: unix:///PATH}'`, and a small `--on memory.swap_space_gib` leaves the
 prompts to it alone.
 """
@@ -34,8 +35,29 @@ ON = ["tiers.host=true", "name=with-host-cache"]
 WORDS = range(100, 1000)
 STORED_S, STORED_LOOKS = 60.0, 3
 """Most seconds for backends to write one prompt, and the looks in a row that find nothing under way."""
+ON_DEVICE = 0.1
+"""Share of a prompt that a device may still have: its blocks go one by one."""
+WARM_UP = 2
+"""Prompts of the first round of `prefix`."""
+PICTURE_S = 30.0
+"""Most seconds until the core has reported once more."""
 SETTLE_S = 0.5
 """Seconds after a round: an engine where nothing runs copies what is left, and the other one must not pay for it."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the tokens of a prompt came from."""
+
+    device: int
+    host: int
+    backends: int
+    computed: int
+
+    @property
+    def main(self) -> str:
+        """Name of the one that gave most."""
+        return max(vars(self), key=lambda name: int(getattr(self, name)))
 
 
 @dataclass
@@ -48,6 +70,16 @@ class Round:
     """CPU seconds of stages and core."""
     first: list[float] = field(default_factory=list)
     """Seconds until the first token of each request."""
+    sources: list[Sources] = field(default_factory=list)
+    """By request, with `prefix` alone."""
+
+    def add(self, other: Round) -> None:
+        """Take the requests of another measurement of the same engine in."""
+        self.seconds += other.seconds
+        self.outputs += other.outputs
+        self.first += other.first
+        self.sources += other.sources
+        self.cpu = {name: value + other.cpu[name] for name, value in self.cpu.items()}
 
     @property
     def rate(self) -> float:
@@ -91,6 +123,10 @@ def drive(engine: LLMEngine, prompts: Iterator[list[int]], outputs: int, at_once
     return Round(seconds, sum(map(len, answers)), cpu, list(first.values())), answers
 
 
+def empty() -> Round:
+    return Round(0.0, 0, {"stage": 0.0, "core": 0.0})
+
+
 def plain(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Round, list[list[int]]]:
     """Measure prompts that begin like no other."""
     source = random.Random(seed)
@@ -103,7 +139,7 @@ def chat(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Rou
     source = random.Random(seed)
     last = options.turns * (options.ask + options.outputs)
     chats = [words(source, 8) for _ in range(int(options.times * engine.num_blocks * 16 / last))]
-    total, answers = Round(0.0, 0, {"stage": 0.0, "core": 0.0}), []
+    total, answers = empty(), []
     for turn in range(options.turns):
         for each in chats:
             each += words(source, options.ask)
@@ -111,17 +147,16 @@ def chat(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Rou
         for each, answer in zip(chats, answers, strict=True):
             each += answer
         if turn:  # Nothing can be found in the first one.
-            total.seconds += done.seconds
-            total.outputs += done.outputs
-            total.first += done.first
-            total.cpu = {name: total.cpu[name] + value for name, value in done.cpu.items()}
+            total.add(done)
     return total, answers
 
 
 def prefix(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[Round, list[list[int]]]:
     """Measure long prompts whose prefix has left the device."""
     source = random.Random(seed)
-    known = [words(source, options.prefix) for _ in range(options.requests)]
+    # The first round warms up: the rates of backends are known after a few prompts.
+    count = options.requests if seed else min(options.requests, WARM_UP)
+    known = [words(source, options.prefix) for _ in range(count)]
     asked = [prompt + words(source, 8) for prompt in known]
     for prompt in known:
         drive(engine, iter([prompt]), 1, 1)
@@ -131,7 +166,45 @@ def prefix(engine: LLMEngine, seed: int, options: argparse.Namespace) -> tuple[R
     others = int(options.times * engine.num_blocks * 16 / options.prefix) + 1
     drive(engine, (words(source, options.prefix) for _ in range(others)), 1, 1)
     time.sleep(SETTLE_S)
-    return drive(engine, iter(asked), options.outputs, 1)
+    total, answers, before = empty(), [], picture(engine)
+    for prompt in asked:
+        done, more = drive(engine, iter([prompt]), options.outputs, 1)
+        after = picture(engine)
+        done.sources = [sources_between(before, after, len(prompt))]
+        total.add(done)
+        answers += more
+        before = after
+    return total, answers
+
+
+def sources_between(before: Any, after: Any, prompt: int) -> Sources:
+    """Return where `prompt` tokens came from, which one request had between two pictures."""
+    if after["tiers"] is None:
+        found = after["prefix_hit_tokens_total"] - before["prefix_hit_tokens_total"]
+        return Sources(found, 0, 0, prompt - found)
+    was, now = (each["tiers"] for each in (before, after))
+    device, host, computed = (
+        now[f"{name}_tokens_total"] - was[f"{name}_tokens_total"] for name in ("device_hit", "host_hit", "computed")
+    )
+    return Sources(device, host, prompt - device - host - computed, computed)
+
+
+def still_on_device(name: str, each: Round) -> list[str]:
+    """Return a line for each prompt of a side that had not left the device: its time says nothing."""
+    return [
+        f"{name}, request {place}: {one.device} of {sum(vars(one).values())} prompt tokens were still on the device; "
+        "raise --times or --prefix, or lower the blocks of the device"
+        for place, one in enumerate(each.sources)
+        if one.device > ON_DEVICE * sum(vars(one).values())
+    ]
+
+
+def by_source(name: str, rounds: list[Round]) -> Iterator[str]:
+    """Yield the TTFT of a side's prompts for each source that gave most of them."""
+    pairs = [pair for each in rounds for pair in zip(each.sources, each.first, strict=True)]
+    for source in sorted({one.main for one, _ in pairs}):
+        times = [1e3 * seconds for one, seconds in pairs if one.main == source]
+        yield f"{name}: TTFT p50 {statistics.median(times):7.1f} ms of {len(times)} prompts, most of them {source}"
 
 
 def wait_until_stored(engine: LLMEngine) -> None:
@@ -140,7 +213,7 @@ def wait_until_stored(engine: LLMEngine) -> None:
     while quiet < STORED_LOOKS:
         if time.monotonic() > until:
             raise TimeoutError(f"backends write for more than {STORED_S:g} s")
-        tiers = tiers_of(engine)
+        tiers = picture(engine)["tiers"]
         if not tiers or not tiers["backends"]:
             return
         written = sum(backend["written_bytes_total"] for backend in tiers["backends"])
@@ -158,12 +231,15 @@ def backend_lines(tiers: Any) -> Iterator[str]:
         )
 
 
-def tiers_of(engine: LLMEngine) -> Any:
-    """Return the tiers of an engine's picture."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "ppconsole", "status", "-e", engine.engine_id, "--json"], capture_output=True, check=True
-    )
-    return json.loads(ran.stdout)["tiers"]
+def picture(engine: LLMEngine) -> Any:
+    """Return a picture of an engine with a report of the core that was made after this call. Raises TimeoutError."""
+    command = [sys.executable, "-m", "ppconsole", "status", "-e", engine.engine_id, "--json"]
+    since = time.time()
+    while time.time() < since + PICTURE_S:
+        status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        if status["core_age_ms"] is not None and status["sampled_at"] - status["core_age_ms"] / 1e3 > since:
+            return status
+    raise TimeoutError(f"the core has not reported for {PICTURE_S:g} s")
 
 
 def shown(each: Round) -> str:
@@ -192,6 +268,7 @@ def main() -> None:
     parser.add_argument("--times", type=float, default=4.0)
     parser.add_argument("--stored", action="store_true", help="wait until backends have written each known prompt")
     options = parser.parse_args()
+    print(" ".join(f"{name}={value}" for name, value in vars(options).items()))
     measure = WORKLOADS[options.workload]
     rounds: dict[str, list[Round]] = {"off": [], "on": []}
     with ExitStack() as stack:
@@ -208,13 +285,18 @@ def main() -> None:
                 if number:  # The first one warms up.
                     rounds[name].append(done)
                 print(f"round {number} {name:>3}: {shown(done)}", flush=True)
-                if options.stored:
+                if done.sources:
                     print(f"round {number} {name:>3} each TTFT: {[round(1e3 * one, 1) for one in done.first]} ms")
+                    print(f"round {number} {name:>3} most from:  {[one.main for one in done.sources]}")
+                if lines := still_on_device(name, done):
+                    sys.exit("\n".join(lines))
             pairs = zip(answers["off"], answers["on"], strict=True)
             print(f"round {number}: {sum(one != other for one, other in pairs)} answers differ")
-        tiers = tiers_of(engines["on"])
+        tiers = picture(engines["on"])["tiers"]
         print(json.dumps(tiers))
         print("\n".join(backend_lines(tiers)))
+    for name, measured in rounds.items():
+        print("".join(f"{line}\n" for line in by_source(name, measured)), end="")
     for name, each in (("tokens/s", lambda one: one.rate), ("CPU of stages", lambda one: one.cpu["stage"]),
                        ("CPU of the core", lambda one: one.cpu["core"]),
                        ("TTFT p50", lambda one: statistics.median(one.first))):  # fmt: skip
