@@ -17,7 +17,7 @@ from ppengine.protocol.steps import Adjustments, Mask, Row
 from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
 from ppengine.stage.profile_run import CONTEXTS, small_steps
 from ppkernels.batch import Batch
-from ppkernels.gpu import norms, paged_decode, paged_prefill, sampling
+from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill, sampling
 from standin_card import TOKENS, WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
 from torch import Tensor
 
@@ -187,6 +187,21 @@ def test_boot_launches_the_attention_of_each_step(
             for more in (1, 2000, 6000):
                 used |= attention.step(rows + more, rows, longest, decodes=True)
     assert used - warmed == set()
+
+
+def test_boot_gathers_logits_of_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants, table = Variants(monkeypatch, runs=False), torch.zeros(4, dtype=torch.int64)
+
+    def gather(rows: int) -> None:
+        part, whole = (torch.empty(rows, width, dtype=torch.bfloat16) for width in (512, 1024))
+        collectives.all_gather(part, whole, table, 512, table, table, 0, 2, 2**20)
+
+    for rows in device_buffers.WARM_ROWS:
+        gather(rows)
+    warmed = variants.taken()
+    for rows in range(1, 66):
+        gather(rows)
+    assert variants.taken() <= warmed
 
 
 def test_a_norm_has_one_variant_for_any_rows(monkeypatch: pytest.MonkeyPatch) -> None:

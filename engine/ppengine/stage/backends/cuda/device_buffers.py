@@ -28,6 +28,7 @@ from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace
 from ppengine.stage.backends.cuda.stream_progress import DeviceProgress
 from ppengine.stage.backends.cuda.streams import Event, Stream
 from ppengine.stage.ledger.kv_block_buffers import BlockBuffers
+from ppengine.stage.prompt_positions import Positions, score
 
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
@@ -36,6 +37,8 @@ SLOTS = 1 << 16
 """Requests that a stage can know at once: sampling parameters and newest tokens are tables of fixed size."""
 LANDING_SLOTS = 3
 """Messages that may have come and not been read: two stages have as many in flight if the core schedules ahead."""
+WARM_ROWS = (1, 2, 16)
+"""Numbers of rows for which kernels may differ: 1, those that 16 divides, and others."""
 
 
 class Landing:
@@ -158,4 +161,8 @@ class DeviceBuffers:
                     logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=self.latest
                 )
             logprobs(logits, self.sampling, slots, tokens, 1)
+            # Prompts that are scored have any number of rows, and no graph.
+            for rows in WARM_ROWS:
+                hidden = torch.zeros(rows, self._width, dtype=self._dtype, device=self.device)
+                score(Positions("", 0, 1, [0] * rows, 1), hidden, self._stage[0].whole_logits)
             masked(logits, {0: bytes(4 * -(-self._vocabulary // 32))})
