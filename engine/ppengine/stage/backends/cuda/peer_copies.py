@@ -110,7 +110,7 @@ class PeerCopies:
 
     def begin(self) -> None:
         """Make the pages of flags of a new generation: the lower of two ranks does. Raises OSError, DriverError."""
-        self._shot = 0
+        self._shot = self._piece = 0
         self._parts.clear()
         for slot in self._slots:
             slot.sums_shot = 0
