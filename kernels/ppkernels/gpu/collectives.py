@@ -79,12 +79,17 @@ def table_words(size: int) -> int:
     return 2 + size
 
 
+def in_two_shots(part: Tensor, size: int) -> bool:
+    """Return whether the sum of parts of `size` ranks is made in two shots."""
+    return part.nbytes >= (TWO_SHOT_BYTES if size == 2 else MANY_TWO_SHOT_BYTES)
+
+
 def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: int, part_bytes: int) -> None:
     """Replace `part` [T, W], contiguous and of at most `part_bytes`, by the sum of all ranks'.
 
     `counters` [PROGRAMS] int64 is the number of calls so far, the same on every rank.
     """
-    if part.nbytes < (TWO_SHOT_BYTES if size == 2 else MANY_TWO_SHOT_BYTES):
+    if not in_two_shots(part, size):
         _reduce(part, None, None, part, table, counters, rank, size, part_bytes)
         return
     tile = SHARE_TILE if part.nbytes >= TWO_SHOT_BYTES else SMALL_SHARE_TILE

@@ -136,7 +136,7 @@ class CardGroup(RankGroup):
 
     @override
     def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
-        if part.nbytes > FUSED_BYTES:
+        if part.nbytes > FUSED_BYTES or collectives.in_two_shots(part, self.size):
             return norm.of_sum(residual, self.all_reduce(part, site))
         output = torch.empty_like(part)
         parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
