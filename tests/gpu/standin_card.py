@@ -84,7 +84,7 @@ class Device:
 
         handles = itertools.count(1)
         empty, tensor = torch.empty, torch.tensor
-        raw = lambda device=None: SimpleNamespace(  # noqa: E731
+        raw = lambda device=None, priority=0: SimpleNamespace(  # noqa: E731
             cuda_stream=next(handles), wait_event=lambda event: None, synchronize=lambda: None
         )
         monkeypatch.setattr(torch.cuda, "Stream", raw)

@@ -21,9 +21,11 @@ HERE = Path(__file__).parent
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
+from ppengine.common.device_page import DevicePage, DevicePageReader  # noqa: E402
 from ppengine.protocol.place import Place  # noqa: E402
 from ppengine.stage.backends.cuda.card_group import CardGroup  # noqa: E402
 from ppengine.stage.backends.cuda.driver_api import Driver  # noqa: E402
+from ppengine.stage.backends.cuda.stream_progress import DeviceProgress  # noqa: E402
 from ppengine.stage.backends.cuda.streams import Stream  # noqa: E402
 from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
 from ppengine.stage.meeting import meet  # noqa: E402
@@ -61,7 +63,8 @@ class Member:
         self.device = self.driver.device
         uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
         self.compute = Stream("compute", self.device, torch.cuda.current_stream(self.device))
-        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, 1)
+        self.page = DevicePage(folder / f"page{rank}")
+        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, 1, self.page)
 
     def join(self, generation: int) -> None:
         book = FolderBook(self.folder, generation)
@@ -169,6 +172,30 @@ class Member:
                 assert torch.equal(out.cpu(), torch.cat([twice[:, : WIDTH // 2]] * 2, 1)), (generation, call)
             self.leave()
 
+    def late(self) -> None:
+        """Rank 1 sends nothing before rank 0, whose device waits for it, has noted that."""
+        DeviceProgress(self.page, self.driver).follow(self.compute)
+        first, mine = (DevicePageReader(self.folder / f"page{rank}") for rank in (0, self.rank))
+
+        def by_copies(part: torch.Tensor) -> None:
+            self.group.send(part, 0).add_to(torch.ones_like(part))
+
+        calls = [(torch.float32, self.group.all_reduce), (torch.bfloat16, self.group.all_reduce)]
+        calls.append((torch.bfloat16, lambda part, site: by_copies(part)))
+        for number, (dtype, call) in enumerate(calls, start=1):
+            part = torch.ones(3, WIDTH, device=self.device, dtype=dtype)
+            deadline = time.monotonic() + 60
+            while self.rank == 1 and first.late() != (number, [1]):
+                assert time.monotonic() < deadline, (number, first.late())
+                time.sleep(0.01)
+            with self.compute.working():
+                call(part, 0)
+            torch.cuda.synchronize(self.device)
+            assert self.rank == 0 or mine.late()[1] == [], "rank 0 was not late"
+        while mine.late()[1]:
+            assert time.monotonic() < deadline, "it has gone on"
+            time.sleep(0.01)
+
     def silent_copies(self) -> None:
         """As `silent`, in a sum by copies."""
         self.silent(copied=True)
@@ -224,7 +251,7 @@ def live(folder: Path, rank: int, what: str) -> None:
         member.leave()
 
 
-@pytest.mark.parametrize("what", ["sums", "norms", "pieces", "columns", "captured", "silent", "silent_copies"])
+@pytest.mark.parametrize("what", ["sums", "norms", "pieces", "columns", "captured", "late", "silent", "silent_copies"])
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
     try:

@@ -199,6 +199,35 @@ def test_a_late_word_of_the_call_before_the_last_is_none() -> None:
     together(2, live)
 
 
+@pytest.mark.parametrize("way", ["words", "flags", "shots", "columns"])
+def test_a_rank_finds_the_newest_call_of_another_in_its_memory(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "shots":
+        monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 1)
+        monkeypatch.setattr(collectives, "SHARE_TILE", 64)
+    size, base = 2, 3 << 40
+    one = collectives.memory_bytes(size, PART_BYTES)
+    memory = torch.zeros(size * one, dtype=torch.uint8)
+    word = torch.tensor([collectives.RELEASED])  # so that neither waits
+    members = [
+        Member(rank, size, [memory.data_ptr(), memory.data_ptr() + one], word.data_ptr(), base) for rank in (0, 1)
+    ]
+    for call in range(1, 5):
+        for member in members:
+            part = torch.ones(2, 32, dtype=torch.float16 if way == "words" else torch.float32)
+            if way == "columns":
+                member.gather(part, [32, 32])
+            else:
+                member.reduce(part)
+            flags, words = collectives.newest_of(member.rank, size, PART_BYTES)
+            inbox = memory[(1 - member.rank) * one :]
+            raised = [int(inbox[at : at + 8].view(torch.int64)) for at in flags]
+            sent = [int(inbox[at : at + 8].view(torch.int64)) >> 32 for at in words]
+            if way == "words":
+                assert raised == [0, 0] and sent[call & 1] == call and sent[1 - (call & 1)] == call - 1
+            else:
+                assert sent == [0, 0] and raised == ([base + call] * 2 if way == "shots" else [base + call, 0])
+
+
 COMPILE = """
 import triton
 from ppkernels.gpu.collectives import _reduce_shares as kernel

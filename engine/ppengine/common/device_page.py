@@ -3,6 +3,9 @@
 One file of one page a stage, beside its rings: a line of 64 bytes for each stream, with its name and three words of 8
 bytes. The upper half of a word counts pieces of work, the lower half is the step of the newest: one write sets both. So
 begun and unfinished work is visible from outside in any state of the process, without a call to the driver.
+
+Behind magic and pid is a word of the host: the ranks of the stage for which the layers' stream waits in a collective.
+Its upper half is the piece of work that this is of, its lower half a bit for each rank.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ctypes
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -22,9 +26,14 @@ PAGE_BYTES = mmap.PAGESIZE
 _MAGIC = b"PPDEVP\x00\x01"
 _HEAD = struct.Struct("<8sQ")
 """Magic and pid."""
+LATE_AT = _HEAD.size
+"""Offset of the word of late ranks."""
+LAYERS = "compute"
+"""Name of the stream that the layers are on."""
 _LINE = struct.Struct("<5Q24s")
 _MOST = PAGE_BYTES // _LINE.size - 1
 _LOW = 0xFFFFFFFF
+_BITS = 32
 
 
 class Word(IntEnum):
@@ -87,6 +96,14 @@ class DevicePage:
         """Note work that was put on the stream of a line."""
         self._words[offset // 8 + Word.LAUNCHED] = word
 
+    def layers(self) -> Line | None:
+        """Return the stream of the layers as it is now; None before it has a line."""
+        return next((line for line in _lines(self._map) if line.name == LAYERS), None)
+
+    def late(self, pieces: int, ranks: Iterable[int]) -> None:
+        """Note the ranks for which the layers' stream waits in its piece of work number `pieces`."""
+        self._words[LATE_AT // 8] = word_of(pieces, sum(1 << rank for rank in ranks if rank < _BITS))
+
 
 class DevicePageReader:
     """The reader, in any process."""
@@ -102,15 +119,24 @@ class DevicePageReader:
 
     def lines(self) -> list[Line]:
         """Return every stream as it is now."""
-        found = []
-        for number in range(1, _MOST + 1):
-            *words, name = _LINE.unpack_from(self._map, number * _LINE.size)
-            if not name[0]:
-                break
-            launched, begun, done = (Mark(word >> 32, word & _LOW) for word in words[: len(Word)])
-            found.append(Line(name.rstrip(b"\x00").decode("utf-8", "replace"), launched, begun, done))
-        return found
+        return _lines(self._map)
+
+    def late(self) -> tuple[int, list[int]]:
+        """Return the ranks for which the layers' stream waits, behind the number of the piece that this is of."""
+        (word,) = struct.unpack_from("<Q", self._map, LATE_AT)
+        return word >> 32, [rank for rank in range(_BITS) if word >> rank & 1]
 
     def close(self) -> None:
         """Unmap."""
         self._map.close()
+
+
+def _lines(page: mmap.mmap) -> list[Line]:
+    found = []
+    for number in range(1, _MOST + 1):
+        *words, name = _LINE.unpack_from(page, number * _LINE.size)
+        if not name[0]:
+            break
+        launched, begun, done = (Mark(word >> 32, word & _LOW) for word in words[: len(Word)])
+        found.append(Line(name.rstrip(b"\x00").decode("utf-8", "replace"), launched, begun, done))
+    return found

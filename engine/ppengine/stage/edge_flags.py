@@ -69,6 +69,11 @@ class EdgeFlags:
         """Return the present value of a flag."""
         return self._cells[flag].value
 
+    def values(self) -> dict[Flag, int]:
+        """Return the present values of all flags, none after `close`; any thread may call it."""
+        with self._lock:
+            return {flag: cell.value for flag, cell in self._cells.items()}
+
     def release(self, flag: Flag) -> None:
         """Let a device that waits for `flag` run on; any thread may call it, also after `close`."""
         with self._lock:

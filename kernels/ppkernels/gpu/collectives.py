@@ -74,6 +74,17 @@ def words_bytes(size: int, part_bytes: int) -> tuple[int, int]:
     return _words_at(size, part_bytes), memory_bytes(size, part_bytes)
 
 
+def newest_of(sender: int, size: int, part_bytes: int) -> tuple[list[int], list[int]]:
+    """Return where a rank's memory shows the newest call of `sender`, whichever way that went.
+
+    First the flags of a program, which are numbers of calls, then a word of each inbox, with the number in its upper
+    half.
+    """
+    flags = [2 * size * part_bytes + (shot * size + sender) * PROGRAMS * 8 for shot in range(2)]
+    words = [_words_at(size, part_bytes) + (parity * size + sender) * WORD_BYTES * 2 for parity in range(2)]
+    return flags, words
+
+
 def table_words(size: int) -> int:
     """Return the words of a rank's table."""
     return 2 + size

@@ -23,9 +23,11 @@ from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.common.device_page import DevicePage
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda.errors import DriverError
+from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
 from ppengine.stage.backends.cuda.peer_copies import PeerCopies
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
 from ppengine.stage.backends.cuda.streams import Stream
@@ -58,8 +60,10 @@ class CardGroup(RankGroup):
     """A rank on a GPU. `part_bytes`: of the largest usual call; `folder` has the page that releases waits."""
 
     def __init__(
-        self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, compute: Stream, part_bytes: int
-    ) -> None:
+        self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, compute: Stream, part_bytes: int,
+        page: DevicePage | None = None,
+    ) -> None:  # fmt: skip
+        """`page`: where the ranks that this one waits for are noted."""
         self._stage, self.rank, self.size = place.stage, place.rank, size
         self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
         most = MOST_BYTES * 2 // size
@@ -71,6 +75,8 @@ class CardGroup(RankGroup):
         self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
         self._place = (self._table, self._counters, place.rank, size, self._part_bytes)
         """The last arguments of each launch."""
+        marks = CallMarks(self._memory.address, self._counters.data_ptr(), place.rank, size, self._part_bytes)
+        self._late = None if page is None else LateRanks(driver, page, marks, self._copies.sent)
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._wires: dict[int, Wire] = {}
         self._opened: list[OpenedMemory] = []
@@ -103,6 +109,10 @@ class CardGroup(RankGroup):
             raise
         self._counters.fill_(generation << _GENERATION_SHIFT)
         self._fill(1, word, *(addresses[rank] for rank in sorted(addresses)))
+        if self._late is not None:
+            self._late.active = True
+            if self._late.ident is None:
+                self._late.start()
 
     def _exchange(self) -> dict[int, RankOffer]:
         """Return the offers of the other ranks, by rank."""
@@ -184,6 +194,8 @@ class CardGroup(RankGroup):
 
     @override
     def close(self) -> None:
+        if self._late is not None:
+            self._late.active = False
         self._fill(0)
         self._copies.close()
         for memory in self._opened:

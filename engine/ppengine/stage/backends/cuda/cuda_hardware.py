@@ -95,7 +95,8 @@ class CudaHardware(Hardware):
                 f"parallel.tensor is {size}; ranks on GPUs add no {dtype}: set model.dtype to a smaller one"
             )
         part_bytes = config.profile.scheduler.max_num_batched_tokens * spec.hidden_size * dtype.itemsize
-        group = CardGroup(self.driver, self.uuid, place, size, Path(config.ring_dir), self.compute, part_bytes)
+        folder = Path(config.ring_dir)
+        group = CardGroup(self.driver, self.uuid, place, size, folder, self.compute, part_bytes, self.page)
         self._sums = group.stream
         return group
 

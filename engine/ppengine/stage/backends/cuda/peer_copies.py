@@ -212,6 +212,15 @@ class PeerCopies:
         """Return the flag of the pair's page that the other rank waits for, or this one."""
         return Flag.FILLED if (self._place.rank < peer.rank) != theirs else Flag.READ
 
+    def sent(self) -> dict[int, tuple[int, int]]:
+        """Return by rank the numbers of the newest copies that it and this rank have sent; any thread may call it."""
+        found = {}
+        for peer in self._peers:
+            values = {} if (signals := peer.signals) is None else signals.values()
+            if values:
+                found[peer.rank] = values[self._flag(peer, theirs=False)], values[self._flag(peer, theirs=True)]
+        return found
+
     def release(self) -> None:
         """Let the compute stream run on; any thread may call it."""
         for peer in self._peers:

@@ -65,6 +65,10 @@ class Signals:
             mark = self._ledger.peer_does(self._peer, what, self._ours.get(after), reads, writes, depth=1)
             _keep(self._theirs, number, mark)
 
+    def values(self) -> dict[Flag, int]:
+        """Return the present values of the flags, none after `close`; any thread may call it."""
+        return self._flags.values()
+
     def release(self, flag: Flag) -> None:
         """Let a device that waits for `flag` run on; any thread may call it."""
         self._flags.release(flag)
