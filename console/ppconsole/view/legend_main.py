@@ -160,5 +160,5 @@ STREAMS = Section("STREAMS", {
     "STG": "stage", "STREAM": "stream of a device, or a thread that works",
     "OWNER": "thread that submits to it", "OPERATION": "open operation; ! for more than 2 s",
     "AGE": "time since the operation began", "PEND": "operations submitted and not done",
-    "WAITS-FOR": "the event or stage that it waits for",
+    "WAITS-FOR": "the event, stage or rank that it waits for",
 })  # fmt: skip

@@ -163,7 +163,7 @@ CLI_ENGINES = Section("ENGINES", {
 })  # fmt: skip
 CLI_STREAMS = Section("STREAMS AND LEDGER", {
     "STG": "stage", "STREAM": "stream", "BEGUN": "newest step begun", "DONE": "newest step done",
-    "PEND": "operations not done", "AGE": "since the operation began", "WAITS-FOR": "event or stage",
+    "PEND": "operations not done", "AGE": "since the operation began", "WAITS-FOR": "event, stage or rank",
     "OWNER": "thread that submits", "DEVICE": "device", "FOR": "use of the stream",
     "ALIVE": "no after it was destroyed", "OPERATION": "open operation", "PRODUCER CONSUMER": "streams of a hand-off",
     "ORDERED-BY": "the event that orders it", "TIMES": "how often", "BUFFER": "buffer", "SIZE": "bytes",

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from ppengine.agent import last_steps, nvml
+from ppengine.agent import last_steps, late_claims, nvml
 from ppengine.agent.edge_watch import EdgeWatch
 from ppengine.agent.far_edges import FarEdges
 from ppengine.agent.host_load import HostLoad, HostRoom
@@ -92,6 +92,7 @@ class Sampler:
         ]
         self.pids = {(watch.stage, watch.rank): watch.pid for watch, _ in seen if watch.pid is not None}
         stages = [sample for _, sample in seen if sample is not None]
+        late_claims.settle(stages)
         self._host_load.look_idle()
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})

@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from ppengine.common.device_page import DevicePageReader, Line
+from ppengine.common.device_page import LAYERS, DevicePageReader, Line
 from ppengine.common.ring import in_ms
 from ppengine.protocol.stage_info import StreamInfo
 
@@ -31,14 +31,18 @@ class DeviceWatch:
                 self._page = DevicePageReader(self._path)
         if self._page is None or self._page.pid != pid:
             return []
-        return [self._stream(line, time.monotonic_ns()) for line in self._page.lines()]
+        pieces, late = self._page.late()
+        return [
+            self._stream(line, time.monotonic_ns(), late if (line.name, line.begun.pieces) == (LAYERS, pieces) else [])
+            for line in self._page.lines()
+        ]
 
     def close(self) -> None:
         """Unmap."""
         if self._page is not None:
             self._page.close()
 
-    def _stream(self, line: Line, now_ns: int) -> StreamInfo:
+    def _stream(self, line: Line, now_ns: int, late: list[int]) -> StreamInfo:
         before, since_ns = self._seen.get(line.name, (line, now_ns))
         idle = before.launched == before.done
         if idle or (before.begun, before.done) != (line.begun, line.done):
@@ -56,4 +60,5 @@ class DeviceWatch:
             begun_step=line.begun.step if line.begun.pieces else None,
             done_step=line.done.step if line.done.pieces else None,
             on_device=True,
+            late_ranks=late if at_work else [],
         )

@@ -154,6 +154,8 @@ def _main_wait(stage: StageEvidence, stages: Places, evidence: Evidence) -> Wait
         return None
     if is_unseen(stage):
         return _unretired_wait(stage, stages)
+    if (late := _late_rank_wait(stage, stages)) is not None:
+        return late
     node, since = main_of(stage), stage.op_age_s or 0.0
     if stage.op == "idle":
         owes = stage.unretired_age_s is not None
@@ -193,6 +195,21 @@ def _rank_wait(stage: StageEvidence, stages: Places, since: float) -> Wait | Non
     if peer is None or peer is stage:
         return None
     return Wait(main_of(stage), main_of(peer), f"its part of {collective_text(stage)}", since, stage.op_step, rank=True)
+
+
+def _late_rank_wait(stage: StageEvidence, stages: Places) -> Wait | None:
+    """Return the wait of a device in a collective, in any operation of its host: its own part is sent."""
+    compute = layers_of(stage)
+    if compute is None or compute.op is None:
+        return None
+    late = [stages[stage.stage, rank] for rank in compute.late_ranks if (stage.stage, rank) in stages]
+    if not late or stage in late:
+        return None
+    # Of several, some may be late because they wait in turn.
+    peer = min(late, key=lambda each: len(theirs.late_ranks) if (theirs := layers_of(each)) else 0)
+    text = f"its part of a collective on the device (m{compute.begun_step})"
+    since = (compute.age_ms or 0.0) / 1e3
+    return Wait(main_of(stage), main_of(peer), text, since, compute.begun_step, rank=True)
 
 
 def collective_text(stage: StageEvidence) -> str:

@@ -89,6 +89,8 @@ class StreamInfo(msgspec.Struct, kw_only=True):
     begun_step: int | None = None
     """The step whose work the device has begun last on it; None: none, or a thread's."""
     done_step: int | None = None
+    late_ranks: list[int] = []
+    """Ranks of its stage for which it waits in a collective, on a GPU: they have not sent their parts."""
 
 
 class CordonInfo(msgspec.Struct, kw_only=True):
