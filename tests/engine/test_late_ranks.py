@@ -207,3 +207,32 @@ def test_kernels_that_hang_on_both_ranks_are_two_roots(key: Key) -> None:
     if k == 0:
         streams |= {(1, 1 - r): waits_for_input(7)}
     assert set(named(picture(streams))) == {(k, 0, "stream_stuck"), (k, 1, "stream_stuck")}
+
+
+SLEEPS_IN = {"op": "forward", "op_step": 8, "wchan": "futex_do_wait"}
+
+
+def sleeps_in_forward(key: Key) -> Picture:
+    """The host of `key` sleeps in launching step 8, so its device has done all that it has: `begun`, and not done."""
+    return hang(key, next_step=False) | {key: at_work([]), (key[0], 1 - key[1]): at_work([key[1]])}
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_host_that_sleeps_in_launching_is_named_and_not_its_device(key: Key) -> None:
+    streams = sleeps_in_forward(key)
+    streams[key].pending = 1
+    if key[0] == 0:
+        streams[1, 1 - key[1]] = waits_for_input(7)
+    host = {f"at{key[0]}{key[1]}": SLEEPS_IN}
+    assert named(picture(streams, **host)) == [(*key, "self_stuck")]
+    (first, *_) = diagnose(picture(streams, **host))
+    assert f"stage {key[0]} rank {key[1]} is stuck in forward m8" in first.summary
+
+
+@pytest.mark.parametrize("pending", [1, 2])
+def test_a_host_that_is_in_another_step_or_spins_does_not_excuse_its_device(pending: int) -> None:
+    streams = sleeps_in_forward((0, 0))
+    streams[0, 0].pending, streams[1, 1] = pending, waits_for_input(7)
+    spins = {"cpu": SLEEPS.__class__(user=1.0, system=0.0, main_user=0.98, main_system=0.0, main_waited=0.0)}
+    for host in [SLEEPS_IN] if pending > 1 else [SLEEPS_IN | spins, SLEEPS_IN | {"op_step": 9}]:
+        assert named(picture(streams, at00=host)) == [(0, 0, "stream_stuck")]

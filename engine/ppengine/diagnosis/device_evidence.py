@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ppengine.diagnosis.budgets import SPINS, wants_core
 from ppengine.diagnosis.evidence import StageEvidence
 from ppengine.diagnosis.phrases import seconds
 from ppengine.protocol.gpu import GpuInfo
@@ -15,6 +16,8 @@ STREAM_AFTER_S = 1.0
 """Least age of a stream without progress that makes it the cause of blocked work."""
 XID_TOLD_MS = 30_000.0
 """An older report of the driver is no evidence for a fault of this moment."""
+_LAUNCHES = ("forward", "sample", "mask")
+"""Operations of a host inside the launches of a step."""
 _XIDS = {
     13: "an exception of a kernel", 31: "a kernel touched memory that is not there", 43: "a channel was ended",
     45: "it ended work after an error", 48: "a memory error that cannot be corrected", 62: "it halted by itself",
@@ -31,8 +34,23 @@ def stuck_stream(stage: StageEvidence) -> StreamInfo | None:
     A stream begins after all that it waits for, so one that has begun is blocked by itself. Among several, the stream
     of the layers comes first, then the one without progress for longest.
     """
-    standing = [each for each in stage.streams if each.op is not None and (each.age_ms or 0.0) >= STREAM_AFTER_S * 1e3]
+    standing = [
+        each
+        for each in stage.streams
+        if each.op is not None
+        and (each.age_ms or 0.0) >= STREAM_AFTER_S * 1e3
+        and not _is_launched_in_part(stage, each)
+    ]
     return max(standing, key=lambda each: (each.name == "compute", each.age_ms or 0.0), default=None)
+
+
+def _is_launched_in_part(stage: StageEvidence, stream: StreamInfo) -> bool:
+    """Return whether a stream may have done all that its host has launched of a step: the host sleeps in launching it.
+
+    A host that spins may wait for room behind launches of which none ends.
+    """
+    inside = stage.op in _LAUNCHES and stage.op_step == stream.begun_step and stream.pending == 1
+    return stream.name == "compute" and inside and stage.cpu is not None and wants_core(stage.cpu) < SPINS
 
 
 def device_lines(stage: StageEvidence) -> list[str]:
