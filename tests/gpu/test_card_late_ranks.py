@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from monitor_helpers import sample
+from ppengine.agent.device_watch import DeviceWatch
+from ppengine.agent.late_claims import settle
 from ppengine.common.device_page import DevicePage, DevicePageReader, Word, word_of
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda import late_ranks
+from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import AFTER_S, TICK_S, CallMarks, LateRanks
 from ppengine.stage.backends.cuda.peer_copies import PeerCopies
@@ -19,7 +26,7 @@ from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.edge_flags import RELEASED
 from ppengine.stage.ledger.ledger import Ledger
 from ppkernels.gpu import collectives
-from standin_card import CPU, Device, StandInDriver
+from standin_card import CPU, Device, StandInDriver, _edge
 
 SIZE, PART_BYTES, BASE = 3, 1024, 5 << 40
 """Numbers of the fifth generation."""
@@ -129,9 +136,9 @@ def test_copies_show_who_has_sent_fewer(tmp_path: Path, monkeypatch: pytest.Monk
 class World:
     """A rank that looks, and the clock that its looks are at."""
 
-    def __init__(self, device: Device, folder: Path) -> None:
-        self.device, self.memory, self.driver = device, Memory(), StandInDriver(device)
-        self.path = folder / "page"
+    def __init__(self, device: Device, folder: Path, rank: int = 0) -> None:
+        self.device, self.memory, self.driver = device, Memory(rank), StandInDriver(device)
+        self.path = folder / f"page{rank}"
         self.page = DevicePage(self.path)
         self.line = self.page.add("compute")
         self.sent: dict[int, tuple[int, int]] = {}
@@ -279,3 +286,81 @@ def test_a_lost_context_is_not_known_and_ends_the_thread(world: World, monkeypat
     world.looks.join(60)
     assert not world.looks.is_alive()
     assert DevicePageReader(world.path).late() == NONE
+
+
+# --- all ranks of a stage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", range(SIZE))
+@pytest.mark.parametrize("way", [*WAYS, "copies"])
+def test_all_ranks_wait_for_the_one_that_hangs(
+    way: str, hangs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty calls are complete everywhere. The others have sent their parts of the next exchange."""
+    device = Device(monkeypatch)
+    device.prompt = True
+    ranks = [World(device, tmp_path, rank) for rank in range(SIZE)]
+    for rank, world in enumerate(ranks):
+        world.memory.counters += 20
+        for peer in world.memory.marks.peers:
+            for call in (19, 20):
+                Memory.flag(world.memory, peer, call)
+            if way == "copies":
+                world.sent[peer] = 7 - (peer == hangs), 7 - (rank == hangs)
+            elif peer != hangs:
+                WAYS[way](world.memory, peer, 21)
+        world.stream(8, 7)
+        world.pass_s(1.0)
+    streams = [DeviceWatch(world.path, 1).look(os.getpid()) for world in ranks]
+    settle([sample(3, rank=rank, streams=found) for rank, found in enumerate(streams)])
+    assert [found[0].late_ranks for found in streams] == [[] if rank == hangs else [hangs] for rank in range(SIZE)]
+
+
+class Side:
+    """A rank's group over stand-ins, whose looks a test makes."""
+
+    def __init__(self, device: Device, folder: Path, rank: int) -> None:
+        self.page = DevicePage(folder / f"page{rank}")
+        self.reader = DevicePageReader(folder / f"page{rank}")
+        self.line = self.page.add("compute")
+        compute = Stream("compute", CPU, purpose="compute", order=Order(Ledger()))
+        driver: Any = StandInDriver(device)
+        self.group = CardGroup(driver, "GPU-1", Place(0, rank), 2, folder, compute, 1, self.page)
+
+    def late(self) -> tuple[int, list[int]]:
+        """Return what the page says a second into a piece of work."""
+        memoryview(self.page._map).cast("Q")[self.line // 8 + Word.BEGUN] = word_of(4, 14)
+        looks = self.group._late
+        assert looks is not None
+        for tick in range(10):
+            looks.look(tick * TICK_S)
+        return self.reader.late()
+
+
+def meet(sides: list[Side], generation: int) -> None:
+    """Have both join, each in a thread: they wait for each other."""
+    wires = [end.wire for end in _edge(1, 0)]
+    with ThreadPoolExecutor(2) as pool:
+        joins = [
+            pool.submit(side.group.join, generation, lambda rank=rank: {1 - rank: wires[rank]})  # type: ignore[misc]
+            for rank, side in enumerate(sides)
+        ]
+    for join in joins:
+        join.result()
+
+
+def test_a_group_looks_from_its_meeting_until_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch)
+    device.prompt = True
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(LateRanks, "start", LateRanks.prepare)
+    sides = [Side(device, tmp_path, rank) for rank in range(2)]
+    assert sides[0].late() == NONE
+    for generation in (1, 2):
+        meet(sides, generation)
+        assert [side.late() for side in sides] == [(4, [1]), (4, [0])], "neither has sent anything"
+        sides[0].group.send(torch.ones(4, 8), 0)
+        assert [side.late() for side in sides] == [(4, [1]), (4, [])]
+        for side in sides:
+            side.group.close()
+            assert side.late() == NONE
