@@ -21,9 +21,10 @@ from ppengine.stage.backends.cuda import late_ranks
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import AFTER_S, TICK_S, CallMarks, LateRanks
-from ppengine.stage.backends.cuda.peer_copies import PeerCopies
+from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.edge_flags import RELEASED
+from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.ledger.ledger import Ledger
 from ppkernels.gpu import collectives
 from standin_card import CPU, Device, StandInDriver, _edge
@@ -114,7 +115,8 @@ def test_copies_show_who_has_sent_fewer(tmp_path: Path, monkeypatch: pytest.Monk
     ranks = []
     for rank in range(SIZE):
         compute = Stream("compute", CPU, purpose="compute", order=Order(Ledger()))
-        ranks.append(PeerCopies(StandInDriver(device), "GPU-1", Place(0, rank), SIZE, tmp_path, compute, 4096))  # type: ignore[arg-type]
+        ranks.append(PeerLanes(StandInDriver(device), "GPU-1", Place(0, rank), SIZE, tmp_path, compute))  # type: ignore[arg-type]
+        ranks[-1].allocate(256, 1)
     assert ranks[0].sent() == {}
     addresses = [int.from_bytes(rank.offer.handle, "little") for rank in ranks]
     for each in ranks:
@@ -123,7 +125,7 @@ def test_copies_show_who_has_sent_fewer(tmp_path: Path, monkeypatch: pytest.Monk
         each.open({peer: address for peer, address in enumerate(addresses) if peer != number})
     assert [each.sent() for each in ranks] == [{1: (0, 0), 2: (0, 0)}, {0: (0, 0), 2: (0, 0)}, {0: (0, 0), 1: (0, 0)}]
     for rank in (0, 2):
-        ranks[rank].send(torch.ones(4, 8))
+        ranks[rank].shoot("part", 0, dict.fromkeys(ranks[rank].others, (0, torch.ones(4, 8))), Buffer("part", "", 0))
     assert [each.sent() for each in ranks] == [{1: (0, 1), 2: (1, 1)}, {0: (1, 0), 2: (1, 0)}, {0: (1, 1), 1: (0, 1)}]
     for each in ranks:
         each.close()

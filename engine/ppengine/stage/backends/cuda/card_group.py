@@ -3,7 +3,7 @@
 A call is one launch on the stream in use (`ppkernels.gpu.collectives`), also in a graph: addresses of the
 other ranks are in a table on the device, which each generation fills again. So a graph that was
 captured before the ranks met is right in every generation. Sums of large steps go by copies instead
-(`peer_copies`).
+(`copied_sums`).
 
 Numbers of calls begin at the generation's share of 64 bits. A flag that a rank of an older generation
 raises late is below all numbers of this one.
@@ -26,11 +26,14 @@ from typing_extensions import override
 from ppengine.common.device_page import DevicePage
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
+from ppengine.stage.backends.cuda.copied_sums import CopiedSums
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
-from ppengine.stage.backends.cuda.peer_copies import PeerCopies
+from ppengine.stage.backends.cuda.one_shot_sums import OneShotSums
+from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
 from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
 from ppengine.stage.rank_group import MeetAll, RankGroup
@@ -69,14 +72,15 @@ class CardGroup(RankGroup):
         most = MOST_BYTES * 2 // size
         self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), most).bit_length() - 1)
         self._memory = SharedMemory(driver, uuid, collectives.memory_bytes(size, self._part_bytes))
-        self._copies = PeerCopies(driver, uuid, place, size, folder, compute, part_bytes)
+        self._lanes = lanes = PeerLanes(driver, uuid, place, size, folder, compute)
+        self._copies: CopiedSums = (OneShotSums if size == 2 else TwoShotSums)(lanes, part_bytes)
         device = driver.device
         self._table = torch.zeros(collectives.table_words(size), dtype=torch.int64, device=device)
         self._counters = torch.zeros(collectives.PROGRAMS, dtype=torch.int64, device=device)
         self._place = (self._table, self._counters, place.rank, size, self._part_bytes)
         """The last arguments of each launch."""
         marks = CallMarks(self._memory.address, self._counters.data_ptr(), place.rank, size, self._part_bytes)
-        self._late = None if page is None else LateRanks(driver, page, marks, self._copies.sent)
+        self._late = None if page is None else LateRanks(driver, page, marks, lanes.sent)
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._wires: dict[int, Wire] = {}
         self._opened: list[OpenedMemory] = []
@@ -85,7 +89,7 @@ class CardGroup(RankGroup):
     @property
     def stream(self) -> Stream:
         """The stream of its copies."""
-        return self._copies.stream
+        return self._lanes.stream
 
     @override
     def join(self, generation: int, meet_all: MeetAll) -> None:
@@ -97,13 +101,14 @@ class CardGroup(RankGroup):
         torch.cuda.synchronize(self._driver.device)
         try:
             self._copies.begin()
+            self._lanes.begin()
             offers = self._exchange()
             self._flags = flags = EdgeFlags(self._page, create=True)
             word = self._driver.show(flags.address, PAGE) + Flag.FILLED
             addresses = {self.rank: self._memory.address}
             for peer, offer in offers.items():
                 addresses[peer] = self._open(peer, offer.calls)
-            self._copies.open({peer: self._open(peer, offer.copies) for peer, offer in offers.items()})
+            self._lanes.open({peer: self._open(peer, offer.copies) for peer, offer in offers.items()})
         except BaseException:
             self.close()
             raise
@@ -117,7 +122,7 @@ class CardGroup(RankGroup):
     def _exchange(self) -> dict[int, RankOffer]:
         """Return the offers of the other ranks, by rank."""
         try:
-            body = msgspec.json.encode(RankOffer(self._memory.offer, self._copies.offer))
+            body = msgspec.json.encode(RankOffer(self._memory.offer, self._lanes.offer))
         except RefusedError as error:
             raise PeerLostError(f"no memory for the ranks of stage {self._stage}: {error}") from None
         for wire in self._wires.values():
@@ -190,14 +195,14 @@ class CardGroup(RankGroup):
         flags = self._flags
         if flags is not None:
             flags.release(Flag.FILLED)
-        self._copies.release()
+        self._lanes.release()
 
     @override
     def close(self) -> None:
         if self._late is not None:
             self._late.active = False
         self._fill(0)
-        self._copies.close()
+        self._lanes.close()
         for memory in self._opened:
             # The memory of a rank that has died cannot always be closed; it goes with this process.
             with contextlib.suppress(DriverError):

@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from ppengine.protocol.place import Place
-from ppengine.stage.backends.cuda import peer_copies
-from ppengine.stage.backends.cuda.peer_copies import FEW_PIECES, PIECES, PeerCopies
+from ppengine.stage.backends.cuda import copied_sums, one_shot_sums, two_shot_sums
+from ppengine.stage.backends.cuda.copied_sums import CopiedSums
+from ppengine.stage.backends.cuda.one_shot_sums import OneShotSums
+from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.backends.cuda.signals import Signals
 from ppengine.stage.backends.cuda.streams import Event, Order, Stream
+from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import Flag
 from ppengine.stage.ledger.ledger import Ledger
 from standin_card import CPU, Device, StandInDriver
@@ -45,7 +48,8 @@ class Rank:
         self.ledger.switch(True)
         compute = Stream("compute", CPU, purpose="compute", order=Order(self.ledger))
         driver: Any = Waiting(device)
-        self.copies = PeerCopies(driver, "GPU-1", Place(0, rank), size, folder, compute, 4096)
+        self.lanes = PeerLanes(driver, "GPU-1", Place(0, rank), size, folder, compute)
+        self.copies: CopiedSums = (OneShotSums if size == 2 else TwoShotSums)(self.lanes, 4096)
 
     def sum(self, seed: int, rows: tuple[int, ...]) -> None:
         """Send all pieces of one sum, then add them, and check each."""
@@ -71,14 +75,15 @@ def together(device: Device, folder: Path, size: int, live: Callable[[Rank], Non
             one = Rank(device, folder, rank, size)
             for _ in range(rank):  # as a rank that was there before
                 one.copies.send(torch.ones(4, WIDTH)).add_to(torch.ones(4, WIDTH))
-            addresses[rank] = int.from_bytes(one.copies.offer.handle, "little")
+            addresses[rank] = int.from_bytes(one.lanes.offer.handle, "little")
             for _ in range(generations):
                 one.copies.begin()
+                one.lanes.begin()
                 barrier.wait()
-                one.copies.open({peer: address for peer, address in addresses.items() if peer != rank})
+                one.lanes.open({peer: address for peer, address in addresses.items() if peer != rank})
                 live(one)
                 barrier.wait()
-                one.copies.close()
+                one.lanes.close()
                 barrier.wait()
         except BaseException:
             barrier.abort()
@@ -93,12 +98,19 @@ def together(device: Device, folder: Path, size: int, live: Callable[[Rank], Non
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    def add(part: torch.Tensor, inbox: torch.Tensor, rank: int, output: torch.Tensor) -> None:
+    def parts_of(part: torch.Tensor, inbox: torch.Tensor, rank: int) -> torch.Tensor:
         others = list(inbox[:, : part.numel()].view(-1, *part.shape))
         parts = [*others[:rank], part, *others[rank:]]
-        output.copy_(sum(parts[1:], parts[0]))
+        return sum(parts[1:], parts[0])
 
-    monkeypatch.setattr(peer_copies, "sum_parts", add)
+    def sum_parts(part: torch.Tensor, inbox: torch.Tensor, rank: int, output: torch.Tensor) -> None:
+        output.copy_(parts_of(part, inbox, rank))
+
+    def add_parts(part: torch.Tensor, inbox: torch.Tensor, rank: int, residual: torch.Tensor) -> None:
+        residual.add_(parts_of(part, inbox, rank))
+
+    monkeypatch.setattr(two_shot_sums, "sum_parts", sum_parts)
+    monkeypatch.setattr(one_shot_sums, "add_parts", add_parts)
     return Device(monkeypatch)
 
 
@@ -108,7 +120,7 @@ def test_sums_are_right_in_each_generation(size: int, device: Device, tmp_path: 
 
     def live(rank: Rank) -> None:
         for number in range(SUMS):
-            rank.sum(number, (7, 7, 7, 2) if number % 3 else (9, 5))
+            rank.sum(number, (7, 7, 7, 2) if number % 3 and size > 2 else (9, 5))
         rank.sum(SUMS, (1,))
         assert rank.findings == []
 
@@ -124,7 +136,7 @@ def test_a_released_rank_waits_no_longer(device: Device, tmp_path: Path) -> None
             sent.wait(PATIENCE_S)
             return  # it sends nothing
         piece = rank.copies.send(torch.ones(4, WIDTH))
-        threading.Timer(0.05, rank.copies.release).start()
+        threading.Timer(0.05, rank.lanes.release).start()
         piece.add_to(torch.ones(4, WIDTH))
         sent.set()
 
@@ -132,45 +144,38 @@ def test_a_released_rank_waits_no_longer(device: Device, tmp_path: Path) -> None
 
 
 def test_ranks_that_have_not_met_copy_nothing(device: Device, tmp_path: Path) -> None:
-    residual = torch.ones(4, WIDTH)
-    Rank(device, tmp_path, 0, 2).copies.send(torch.ones(4, WIDTH)).add_to(residual)
-    # Its own share is summed with an empty inbox; the other's is not there.
-    assert torch.equal(residual, torch.tensor([[2.0], [2.0], [1.0], [1.0]]).repeat(1, WIDTH))
+    for size, rows in ((2, [2.0] * 4), (4, [2.0, 1.0, 1.0, 1.0])):
+        residual = torch.ones(4, WIDTH)
+        Rank(device, tmp_path, 0, size).copies.send(torch.ones(4, WIDTH)).add_to(residual)
+        # Its own part, or share, is summed with an empty inbox; shares of others are not there.
+        assert residual[:, 0].tolist() == rows
     assert "copy" not in device.log
 
 
-LEFT_OUT: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the product": lambda patch: _leave(patch, "part made"),
-    "the copy of the part": lambda patch: _leave(patch, "parts sent"),
-    "the sum": lambda patch: _leave(patch, "share summed"),
-}
-
-
-def _leave(patch: pytest.MonkeyPatch, event: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "event"), [(2, "part made"), (2, "part sent"), (3, "part made"), (3, "parts sent"), (3, "share summed")]
+)
+def test_a_wait_that_is_left_out_is_found(
+    size: int, event: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = Stream.wait
 
     def wait(stream: Stream, waited: Event) -> None:
         if waited.name != event:
             whole(stream, waited)
 
-    patch.setattr(Stream, "wait", wait)
-
-
-@pytest.mark.parametrize("what", LEFT_OUT)
-def test_a_wait_that_is_left_out_is_found(
-    what: str, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    LEFT_OUT[what](monkeypatch)
+    monkeypatch.setattr(Stream, "wait", wait)
 
     def live(rank: Rank) -> None:
         for number in range(SUMS):
-            rank.sum(number, (7, 7, 7, 2))
+            rank.sum(number, (7, 7))
         assert rank.findings
 
-    together(device, tmp_path, 3, live)
+    together(device, tmp_path, size, live)
 
 
-def test_the_others_are_waited_for(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_others_are_waited_for(size: int, device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wait(signals: Any, flag: Flag, number: int) -> None:
         signals._driver.wait_for(signals._device + flag, number, 0)  # which the ledger does not know
 
@@ -180,25 +185,26 @@ def test_the_others_are_waited_for(device: Device, tmp_path: Path, monkeypatch: 
         rank.sum(0, (7, 7))
         assert any("without waiting for rank" in finding for finding in rank.findings), rank.findings
 
-    together(device, tmp_path, 2, live)
+    together(device, tmp_path, size, live)
 
 
 def test_small_sums_go_in_one_piece(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_copies, "_FEW_BYTES", 2**22)
     driver: Any = StandInDriver(device)
     compute = Stream("compute", CPU, purpose="compute", order=Order(Ledger()))
 
     def pieces(part_bytes: int, rows: int, row_bytes: int, size: int = 2) -> list[int]:
-        copies = PeerCopies(driver, "GPU-1", Place(0, 0), size, tmp_path, compute, part_bytes)
+        lanes = PeerLanes(driver, "GPU-1", Place(0, 0), size, tmp_path, compute)
+        copies: CopiedSums = (OneShotSums if size == 2 else TwoShotSums)(lanes, part_bytes)
         return [one.stop - one.start for one in copies.pieces(rows, row_bytes)]
 
     assert pieces(2**25, 2047, 8192) == [2047]
     assert pieces(2**25, 2048, 8191) == [2048]
     assert pieces(2**25, 4095, 8192, size=4) == [4095]
     assert pieces(2**24, 8000, 8192) == [8000], "there is no room"
-    monkeypatch.setattr(peer_copies, "LEAST_BYTES", 1)
-    assert pieces(2**22, 2200, 1024) == [1152, 1048]
-    assert pieces(2**25, 4096, 8192) == [1024] * PIECES, "two pieces are too large"
-    assert pieces(2**25, 10_000, 1024) == [2560] * 3 + [2320]
+    assert pieces(2**25, 2200, 8192) == [1152, 1048]
+    assert pieces(2**27, 16_384, 8192) == [8192] * 2
+    assert pieces(2**25, 4096, 8192, size=4) == [2048] * 2
+    assert pieces(2**27, 16_384, 8192, size=4) == [4096] * 4
+    assert pieces(2**27, 10_000, 8192, size=4) == [2560] * 3 + [2320], "two pieces are too large"
+    monkeypatch.setattr(copied_sums, "LEAST_BYTES", 1)
     assert pieces(2**25, 10_000, 1024, size=4) == [5120, 4880]
-    assert FEW_PIECES == 2
