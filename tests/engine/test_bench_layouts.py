@@ -235,13 +235,14 @@ def test_the_time_of_a_workload_by_hand() -> None:
 def test_the_costs_of_given_rates_are_bytes_and_products() -> None:
     spec = make_spec(num_heads=12, num_kv_heads=4)
     rates = GivenRates(gbps=1.0, tflops=1.0, hop_us=5, reduce_us=7, link_gbps=0.5, step_us=3, layer_us=11)
-    costs = costs_of_rates(spec, rates, 2, [1, 2], "a card")
-    whole, half = costs.shares
+    costs = costs_of_rates(spec, rates, 2, [1, 2, 4], "a card")
+    whole, half, _ = costs.shares
     layer = share_bytes(spec, shard_of(spec), 1, 2, first=False, last=False)
     assert whole.layer.at(1) == pytest.approx(3e-6 + layer / 1e9 + layer / 1e12)
     assert whole.layer.at(1000) == pytest.approx((3 + 11) * 1e-6 + layer / 1e9 + 1000 * layer / 1e12)
     assert whole.context_s == pytest.approx(2 * 4 * 2 * 2 / 1e9) and half.context_s == whole.context_s / 2
     assert costs.hop.at(0) == pytest.approx(5e-6) and costs.reduce[2].at(1000) == pytest.approx(7e-6 + 2e-6)
+    assert costs.reduce[4].at(1000) == pytest.approx(11e-6 + 1.5 * 2e-6) and 1 not in costs.reduce
     assert costs.host.step_s == 0 and costs.cores == 0
 
 
@@ -275,7 +276,7 @@ def test_an_estimate_of_a_model_on_cards(tmp_path: Path) -> None:
         Load(requests=512, input=288, output=256),
     )
     layouts = {(p, t): lay_out(spec, profile, machine, 2, load, p, t) for p, t in all_layouts(4) if t != 3}
-    rates = GivenRates(gbps=4277, tflops=700, hop_us=20, reduce_us=3.3, link_gbps=200, step_us=200, layer_us=30)
+    rates = GivenRates(gbps=4277, tflops=700, hop_us=20, reduce_us=5.3, link_gbps=200, step_us=200, layer_us=30)
     costs = costs_of_rates(spec, rates, 2, [1, 2, 4], "cards")
     for each in layouts.values():
         estimate(each, spec, profile, costs, load)

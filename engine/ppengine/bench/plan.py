@@ -26,9 +26,10 @@ from ppengine.offline.arguments import make_profile
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.error_text import PREFIX, one_line
 
-HOP_US, REDUCE_US, LINK_GBPS = 20.0, 3.3, 200.0
-"""Messages of cards, if no option gives them, as measured on two H200 in CUDA graphs: a hop and an all-reduce of 8 KiB,
-and the rate of large ones."""
+HOP_US, REDUCE_US, LINK_GBPS = 20.0, 5.3, 200.0
+"""Messages of cards, if no option gives them, as measured on two H200: a hop in a CUDA graph, the fixed time of an
+all-reduce in an engine, and the rate of large ones. An all-reduce of 8 KiB takes 3.4 us by itself; an engine has to wait
+for the later rank."""
 STEP_US, LAYER_US = 200.0, 30.0
 """Times of cards, likewise: the part of a decode step in which nothing runs on the card, and the time by which a layer
 with more than one token takes longer than its bytes do."""
@@ -65,7 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gbps", type=rate, help="memory rate of a card; with --tflops nothing is measured")
     parser.add_argument("--tflops", type=rate, help="product rate of a card")
     parser.add_argument("--hop-us", type=rate, default=HOP_US, help=f"of cards: a message to the next stage ({HOP_US})")
-    parser.add_argument("--reduce-us", type=rate, default=REDUCE_US, help=f"of cards: an all-reduce ({REDUCE_US})")
+    parser.add_argument(
+        "--reduce-us", type=rate, default=REDUCE_US, help=f"of cards: an all-reduce of two ranks ({REDUCE_US})"
+    )
     parser.add_argument(
         "--link-gbps", type=rate, default=LINK_GBPS, help=f"of cards: rate of large messages ({LINK_GBPS})"
     )
