@@ -28,8 +28,10 @@ from ppengine.protocol.error_text import PREFIX, one_line
 
 HOP_US, REDUCE_US, LINK_GBPS = 20.0, 5.3, 200.0
 """Messages of cards, if no option gives them, as measured on two H200: a hop in a CUDA graph, the fixed time of an
-all-reduce in an engine, and the rate of large ones. An all-reduce of 8 KiB takes 3.4 us by itself; an engine has to wait
-for the later rank."""
+all-reduce in an engine, and the rate of large ones.
+
+An all-reduce of 8 KiB takes 3.4 us by itself; an engine waits for the later rank.
+"""
 STEP_US, LAYER_US = 200.0, 30.0
 """Times of cards, likewise: the part of a decode step in which nothing runs on the card, and the time by which a layer
 with more than one token takes longer than its bytes do."""
