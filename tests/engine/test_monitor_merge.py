@@ -313,6 +313,16 @@ def test_retirement_anywhere_is_progress(config):
     assert teller.at(5.0, core=moved).since_retired_s == 0.0
 
 
+def test_a_retirement_is_as_old_as_the_report_that_shows_it(config):
+    teller = Teller(config)
+    teller.at(1.0, core=core_report(config, mono_ns=1 * S))
+    moved = core_report(config, mono_ns=int(4.5 * S), stages=[view(0), view(1, retired_step=8)])
+    assert teller.at(5.0, core=moved).since_retired_s == 0.5
+    teller.tracker.restart_clock(6 * S)
+    again = core_report(config, mono_ns=int(5.5 * S), stages=[view(0), view(1, retired_step=9)])
+    assert teller.at(6.5, core=again).since_retired_s == 0.5, "no earlier than the clock restarted"
+
+
 def test_who_is_continued_gets_its_time_anew(config):
     teller, core = Teller(config), core_report(config)
     teller.at(1.0, [sample(0)], core=core)

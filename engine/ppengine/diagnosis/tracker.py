@@ -67,7 +67,7 @@ class EvidenceTracker:
         """
         listed = processes.processes if processes else []
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
-        self._note_retired(now_ns, views)
+        self._note_retired(now_ns if core is None else min(now_ns, core.mono_ns), views)
         faults = faults or FaultLog()
         faults.note_findings(core.findings if core else (), now_ns)
         stages = tuple(
@@ -117,10 +117,11 @@ class EvidenceTracker:
             self._slowed_ns = now_ns
         return self._slowed_ns is not None and now_ns - self._slowed_ns < SLOWED_NS
 
-    def _note_retired(self, now_ns: int, views: dict[Key, StageView]) -> None:
+    def _note_retired(self, at_ns: int, views: dict[Key, StageView]) -> None:
+        """Note a retirement that a report of `at_ns` shows: the gateway may look at it 0.3 s later."""
         retired = {key: view.retired_step for key, view in views.items()}
         if retired != self._retired:
-            self._retired, self._retired_ns = retired, now_ns
+            self._retired, self._retired_ns = retired, max(at_ns, self._retired_ns or 0)
 
     def _without_pauses(self, age_s: float | None, at_ns: int) -> float | None:
         """Return an age of `at_ns` without the pauses of any stage: a paused one delays the others."""
