@@ -92,6 +92,54 @@ def test_a_kernel_that_hangs_in_a_decode_is_told_within_two_seconds(steps: int) 
     assert (root.stage, root.cause, root.root) == (1, "stream_stuck", True)
 
 
+@pytest.mark.parametrize(("tokens", "quick"), [(8, 30), (64, 2)], ids=["usual", "rare"])
+def test_hangs_one_after_the_other_have_the_same_limit(tokens: int, quick: int) -> None:
+    """Also at a rank that waits on its device for another one: to its ring that is a step as long."""
+    ring = Stage()
+    ring.boot(1, 12.0)
+    ring.boot(2048, 4000.0)
+    for seconds in (4.0, 6.4, 15.0, 1.5):
+        ring.steps(quick, tokens, 12.0)
+        assert at_device(ring, tokens, 1.3) == []
+        assert "nothing retired for 1.5s; the limit for this work is 1.4s" in at_device(ring, tokens, 1.5)[0].evidence
+        ring.steps(1, tokens, seconds * 1e3)
+
+
+def test_the_first_step_of_a_stage_that_hangs_raises_no_limit() -> None:
+    ring = Stage()
+    ring.steps(1, 8, 30_000.0)
+    assert ring.history.work_ms() == []
+    assert at_device(ring, 8, 1.5)[0].cause == "stream_stuck"
+
+
+def test_work_that_is_longer_than_before_raises_the_limit() -> None:
+    ring = Stage()
+    ring.boot(1, 12.0)
+    ring.boot(2048, 4000.0)
+    ring.steps(1, 8, 1200.0)
+    assert at_device(ring, 8, 5.0) == [], "it was within its limit"
+    ring.steps(1, 2048, 9000.0)
+    assert at_device(ring, 2048, 40.0) == [], "five times as long is the limit, and it is longer now"
+    ring.steps(1, 16_384, 90_000.0)
+    assert expected_ms(ring.history.work_ms(), 16_384) == 90_000.0, "the largest so far"
+
+
+def test_a_second_step_in_a_row_beyond_the_limit_is_work() -> None:
+    ring = Stage()
+    ring.boot(1, 12.0)
+    ring.steps(2, 8, 3000.0)
+    assert at_device(ring, 8, 14.0) == []
+    assert at_device(ring, 8, 14.5)[0].cause == "stream_stuck"
+
+
+def test_a_first_compile_raises_no_alarm_and_the_limit() -> None:
+    ring = Stage()
+    ring.boot(8, 30_000.0)
+    assert at_device(ring, 8, 100.0) == []
+    ring.steps(1, 8, 25_000.0)
+    assert at_device(ring, 8, 100.0) == []
+
+
 def test_a_card_that_is_slower_than_it_was_is_a_straggler_though_launches_are_as_fast() -> None:
     rings = [Stage(), Stage()]
     for ring in rings:

@@ -149,6 +149,15 @@ def test_history_of_work_scales():
     assert expected_ms([(1, 9.0), (64, 3.0)], 32) == 9.0, "more work is not expected to take less time"
 
 
+def test_a_forward_that_hung_is_not_expected_again():
+    track = fed(record(1, Kind.STEP, 1, 11, step=1, size=8), record(2, Kind.FORWARD, 1, 11, step=1, size=8))
+    track.feed([record(3, Kind.STEP, 20, 4020, step=2, size=8), record(4, Kind.FORWARD, 20, 4020, step=2, size=8)])
+    assert track.work_ms() == [(8, pytest.approx(10.0))]
+    assert track.step_ms(5000 * MS) == (10.0, 4000.0), "it is shown"
+    track.feed([record(5, Kind.STEP, 5000, 9000, step=3, size=8), record(6, Kind.FORWARD, 5000, 9000, step=3, size=8)])
+    assert track.work_ms() == [(8, pytest.approx(4000.0))], "two in a row are work"
+
+
 def test_head_and_sampling_are_expected_and_no_slowness_of_the_stage():
     step = record(1, Kind.STEP, 0.001, 100, size=4)
     parts = (

@@ -25,6 +25,7 @@ from ppengine.common.ring import (
     Row,
     in_ms,
 )
+from ppengine.diagnosis.budgets import LEAST_LIMIT_MS, step_limit_ms
 from ppengine.protocol.operation_kinds import RANK_WAITS
 
 WINDOW_NS = 10_000_000_000
@@ -67,6 +68,8 @@ class History(Track):
         self._ends_ns: deque[int] = deque(maxlen=MOST_STEPS)
         """Ends of the steps in `_own_ms`."""
         self._works: dict[int, float] = {}
+        self._doubted: set[int] = set()
+        """Classes of tokens, as in `_works`, whose newest step took longer than the limit of a hang."""
         self._step = 0
         self._sums = [0, 0, 0]
         """Nanoseconds of the finished parts of step `_step`."""
@@ -113,7 +116,7 @@ class History(Track):
                 sums[part] += took_ns
                 if kind == _FORWARD and not row[STEP] and not self.by_device:
                     # Boot runs the largest ones outside of a step, so that every stage has a history.
-                    self._expect(row[SIZE], took_ns / 1e6)
+                    self._expect(0, row[SIZE], took_ns / 1e6)
         self._waited_ns += waited_ns
         # A step is one row of several: twice as many hold enough of the others.
         self._recent.extend([row for row in ended[-2 * TIMELINE :] if row[KIND] != _STEP][-TIMELINE:])
@@ -197,18 +200,19 @@ class History(Track):
         if size:
             # Sampling may change with every request: it is no slowness of the stage.
             self.pace.add(size, row[DETAIL], own_ms - (memory_ns + sampled_ns) / 1e6)
-            self._expect(size, (worked_ns + sampled_ns) / 1e6)
+            self._expect(row[STEP], size, (worked_ns + sampled_ns) / 1e6)
 
     def _end_on_device(self, row: Row) -> None:
         if not self.by_device:
             # Earlier launches cannot be compared with device work.
             self.by_device, self.pace = True, Pace()
             self._works.clear()
+            self._doubted.clear()
             self._own_ms.clear()
             self._ends_ns.clear()
         begun_ns, done_ns = row[BEGUN_NS], row[DONE_NS]
         took = (done_ns - begun_ns) / 1e6
-        self._expect(row[SIZE], took)
+        self._expect(row[STEP], row[SIZE], took)
         if row[STEP]:  # Otherwise it is of boot, which runs the largest ones.
             self._own_ms.append(took)
             self._ends_ns.append(done_ns)
@@ -226,7 +230,17 @@ class History(Track):
         before = max(0, begin_ns - self._worked[0][0]) if self._worked else 0
         return self._worked_ns - before
 
-    def _expect(self, tokens: int, took: float) -> None:
+    def _expect(self, step: int, tokens: int, took: float) -> None:
+        """Note the time of a step. The first one beyond the limit of a hang is left out: it raises no limit.
+
+        It hung, or waited on the device for a rank that did. Two in a row of one class are work. Boot's steps have no
+        number and are never left out.
+        """
         bucket = (tokens - 1).bit_length()
+        doubtful = took > LEAST_LIMIT_MS and step and bucket not in self._doubted
+        if doubtful and took > step_limit_ms(self.work_ms(), tokens):
+            self._doubted.add(bucket)
+            return
+        self._doubted.discard(bucket)
         known = self._works.get(bucket, 0.0)
         self._works[bucket] = took if took > known else known + (took - known) / 16

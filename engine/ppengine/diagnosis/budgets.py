@@ -11,6 +11,8 @@ TRACED_AFTER_S = 0.7
 """A profiler pauses a process for less; an idle main loop and a held GIL are judged later."""
 STUCK_AFTER_S, STUCK_FACTOR, LOOKING_S = 2.0, 5.0, 0.65
 """Budget of a hang: named within max(2 s, 5 x the expected time), less the time of sampling and reporting."""
+LEAST_LIMIT_MS = (STUCK_AFTER_S - LOOKING_S) * 1e3
+"""Limit of a hang for the shortest work."""
 MOVED_S = 0.2
 """An operation younger than this is not stuck: the reports of the core are as old."""
 QUOTA_AFTER_S, QUOTA_ALONE_S, QUOTA_GREW = 2.0, 5.0, 2.0
@@ -86,12 +88,25 @@ _ANY_SLEEP = ("",)
 def stuck_limit_s(stages: tuple[StageEvidence, ...]) -> float:
     """Return how long nothing may retire: by the work that is held and how busy the host is."""
     expected = [_expected_s(stage) for stage in stages if stage.unretired_age_s is not None]
-    return max(STUCK_AFTER_S, STUCK_FACTOR * max(expected, default=0.0)) - LOOKING_S
+    return _limit_s(max(expected, default=0.0))
+
+
+def step_limit_ms(history: list[tuple[int, float]], tokens: int) -> float:
+    """Return the limit of a hang for a step of `tokens`, by the stage's own history alone."""
+    known = expected_ms(history, tokens)
+    return _limit_s(_known_s(None if known is None else known / 1e3, tokens)) * 1e3
+
+
+def _limit_s(expected_s: float) -> float:
+    return max(STUCK_AFTER_S, STUCK_FACTOR * expected_s) - LOOKING_S
+
+
+def _known_s(expected_s: float | None, tokens: int) -> float:
+    return tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if expected_s is None else expected_s
 
 
 def _expected_s(stage: StageEvidence) -> float:
-    known = stage.expected_s
-    expected = stage.unretired_tokens * UNKNOWN_MS_PER_TOKEN / 1e3 if known is None else known
+    expected = _known_s(stage.expected_s, stage.unretired_tokens)
     # The whole step's, whatever it is at: the time runs over all of it.
     expected += stage.unretired_moved / SLOWEST_COPY + stage.mapping_bytes / SLOWEST_MAP
     waited = stage.cpu.main_waited or 0.0 if stage.cpu is not None else 0.0
@@ -105,7 +120,7 @@ def mapping_hangs(stage: StageEvidence) -> bool:
     """
     if is_lost(stage) or is_stopped(stage) or is_unseen(stage) or stage.mapping_age_s is None:
         return False
-    limit = max(STUCK_AFTER_S, STUCK_FACTOR * stage.mapping_bytes / SLOWEST_MAP) - LOOKING_S
+    limit = _limit_s(stage.mapping_bytes / SLOWEST_MAP)
     return stage.mapping_age_s > limit >= (stage.unretired_age_s or 0.0)
 
 
