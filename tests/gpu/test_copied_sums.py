@@ -22,6 +22,7 @@ from ppengine.stage.backends.cuda.streams import Event, Order, Stream
 from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import Flag
 from ppengine.stage.ledger.ledger import Ledger
+from ppengine.stage.wire import PeerLostError
 from standin_card import CPU, Device, StandInDriver
 
 WIDTH, SUMS, PATIENCE_S = 8, 6, 60.0
@@ -141,6 +142,18 @@ def test_a_released_rank_waits_no_longer(device: Device, tmp_path: Path) -> None
         sent.set()
 
     together(device, tmp_path, 2, live)
+
+
+def test_a_rank_that_leaves_while_another_opens_is_lost(device: Device, tmp_path: Path) -> None:
+    first, second = (Rank(device, tmp_path, rank, 2).lanes for rank in range(2))
+    first.begin()
+    second.begin()
+    first.open({1: 1})
+    first.close()
+    with pytest.raises(PeerLostError) as lost:
+        second.open({0: 1})
+    assert (lost.value.peer, lost.value.rank) == (0, 0)
+    second.close()
 
 
 def test_ranks_that_have_not_met_copy_nothing(device: Device, tmp_path: Path) -> None:

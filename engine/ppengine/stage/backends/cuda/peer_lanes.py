@@ -21,6 +21,7 @@ from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.edge_flags import Flag
 from ppengine.stage.edge_offers import Offer
 from ppengine.stage.ledger.actors import Buffer
+from ppengine.stage.wire import PeerLostError
 
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
@@ -66,11 +67,15 @@ class PeerLanes:
     def open(self, memories: dict[int, int]) -> None:
         """Take the addresses of the other ranks' memories, once all have begun.
 
-        Raises OSError, ValueError, DriverError.
+        Raises PeerLostError for a rank that has left since, OSError, ValueError, DriverError.
         """
         for peer in self._peers:
             if self.rank > peer.rank:
-                peer.signals = self._signals(peer, create=False)
+                try:
+                    peer.signals = self._signals(peer, create=False)
+                except FileNotFoundError:
+                    text = f"lost stage {self._stage} rank {peer.rank}: its page of flags is gone"
+                    raise PeerLostError(text, self._stage, peer.rank) from None
             peer.memory = memories[peer.rank]
 
     def _signals(self, peer: _Peer, create: bool) -> Signals:
