@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from ppengine.common.device_page import DevicePage
+from ppengine.models.group import ALONE
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, Step
 from ppengine.stage.backends.base import Ends, KvShape
 from ppengine.stage.backends.cuda import cuda_runner as runner_module
@@ -166,6 +167,7 @@ class Layers:
     layer_range, boundary_size = (0, 2), WIDTH
     spec = SimpleNamespace(vocab_size=WIDTH)
     sources: tuple[()] = ()
+    group: Any = ALONE
 
     def __init__(self, device: Device, first: bool, last: bool) -> None:
         self._device, self.first, self.last = device, first, last

@@ -16,14 +16,16 @@ from kernel_variants import Variant, Variants
 from ppengine.protocol.steps import Adjustments, Mask, Row
 from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
 from ppengine.stage.profile_run import CONTEXTS, small_steps
+from ppengine.stage.rank_group import LoneRank
 from ppkernels.batch import Batch
 from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill, sampling
-from standin_card import TOKENS, WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
+from standin_card import TOKENS, WIDTH, Device, Layers, Pair, StandInStage, alone, decode, prompt, request
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
 SIZES = 4, 8
 """Padded numbers of tokens of the graphs here; a step with more is launched as it is."""
+WIDEST = chunk_graphs.SIZES[-1]
 SLOTS = 4
 HOT: dict[str, Any] = {"temperature": 0.8}
 CHANGE = Adjustments(frequency_penalty=0.5, min_p=0.1)
@@ -134,6 +136,16 @@ def test_boot_launches_what_a_pipeline_does(variants: Variants, card: Device, tm
     used = variants.taken()
     assert {name.rpartition(".")[2] for name, _ in used} == {"sample_rows", "adjust_rows", "append_tokens", "_sum"}
     assert used - warmed == set()
+
+
+def test_no_graph_has_the_rows_of_sums_by_copies(card: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WIDEST < 2 * device_buffers.LEAST_ROWS
+    monkeypatch.setattr(device_buffers, "LEAST_ROWS", 1)
+    monkeypatch.setattr(Layers, "group", LoneRank(0, 2))
+    stage = alone(card, tmp_path)
+    booted(stage)
+    decodes = stage.buffers.graphs[0]
+    assert isinstance(decodes, decode_graphs.DecodeGraphs) and decodes.sizes == [1]
 
 
 LONGEST, BLOCK, HEAD_DIM, PROCESSORS = 40_960, 16, 128, 132
