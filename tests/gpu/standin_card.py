@@ -38,6 +38,7 @@ from ppengine.stage.batch_state import BatchState
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations
+from ppengine.stage.rank_group import LoneRank, RankGroup
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.runner import RunnerParts
 from ppengine.stage.token_return import HostTokenTable
@@ -211,11 +212,14 @@ class StandInStage:
         )  # fmt: skip
         self.steps = 0
 
-    def run_on(self, over: Callable[[], bool] = lambda: False, **ends: Any) -> None:
+    def run_on(
+        self, over: Callable[[], bool] = lambda: False, group: RankGroup | None = None, **ends: Any
+    ) -> None:  # fmt: skip
         """Make the runner, with its ends of edges."""
         parts = RunnerParts(
             stage=self.number, rank=0, generation=1, model=self.model, state=BatchState(LENGTH, BLOCK),
             cache=self.cache, swap=self.swap, ring=self.main, ends=Ends(**ends), checks=self.checks, over=over,
+            group=group or LoneRank(),
         )  # fmt: skip
         self.runner = CudaRunner(parts, self.buffers)
 

@@ -13,8 +13,10 @@ import torch
 pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
 
 from kernel_variants import Variant, Variants
-from ppengine.protocol.steps import Adjustments, Mask, Row
+from ppengine.protocol.reports import Finding
+from ppengine.protocol.steps import Adjustments, Check, Mask, Row
 from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
+from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.profile_run import CONTEXTS, small_steps
 from ppengine.stage.rank_group import LoneRank
 from ppkernels.batch import Batch
@@ -146,6 +148,24 @@ def test_no_graph_has_the_rows_of_sums_by_copies(card: Device, tmp_path: Path, m
     booted(stage)
     decodes = stage.buffers.graphs[0]
     assert isinstance(decodes, decode_graphs.DecodeGraphs) and decodes.sizes == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_take_no_graph_behind_a_finding(card: Device, tmp_path: Path, ranks: int) -> None:
+    """Another rank has not found it yet, or finds nothing: its calls have the step's own rows."""
+    stage = alone(card, tmp_path)
+    booted(stage)
+    stage.run_on(tokens=LocalTokenTable(), group=LoneRank(0, ranks))
+
+    def replays(**more: Any) -> int:
+        before = card.log.count("replay")
+        stage.step(decode(9), **more).finish()
+        return card.log.count("replay") - before
+
+    assert replays(checks=Check.FINITE, **request()) == 0
+    stage.checks.non_finite(1, Finding(stage=0, cause="non_finite", summary="a NaN", since_s=0.0, evidence=[]))
+    assert replays() == (ranks == 1)
+    assert replays(checks=0) == 1
 
 
 LONGEST, BLOCK, HEAD_DIM, PROCESSORS = 40_960, 16, 128, 132

@@ -106,7 +106,9 @@ class CudaRunner(Runner):
         plan = self._state.plan(step.rows)
         count = int(plan.query_start[-1])
         scores = self._model.last and wants_positions(plan, self._state)
-        fitting = () if self._checks.looks_inside or scores else buffers.graphs
+        # Ranks must launch the same, a graph has more rows than its step, and one rank finds a value before another.
+        looks_inside = self._checks.looks_inside or (self._group.size > 1 and self._checks.finite)
+        fitting = () if looks_inside or scores else buffers.graphs
         graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
         ids: Ints = np.zeros(count, np.int64) if self._receiver is not None else self._input_ids(plan)
         if graphs is not None:
