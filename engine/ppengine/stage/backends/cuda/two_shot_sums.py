@@ -4,10 +4,10 @@
 2. The compute stream waits for all of them, and adds the parts in rank order
    (`ppkernels.gpu.part_sums`). The sum is copied into all ranks' sums.
 
-Inbox and sums have a slot for each piece. Their next use is that piece of the next sum. A rank sends
-its parts of that once it has all sums of this one, so their parts are read. It sends sums of that once
-it has all parts of it, which ranks send behind their reads of this sum. So no flag has to say that a
-slot is free.
+Inbox and sums have `PIECES` slots, which pieces take in turn. A sum has no more pieces, so the next use
+of a slot is in a later sum. A rank sends its parts of that once it has all sums of this one, so their
+parts are read. It sends sums of that once it has all parts of it, which ranks send behind their reads
+of this sum. So no flag has to say that a slot is free.
 """
 
 from __future__ import annotations
