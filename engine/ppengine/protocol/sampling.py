@@ -72,9 +72,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
         if isinstance(self.stop, str):  # vLLM's users may write one without a list
             msgspec.structs.force_setattr(self, "stop", [self.stop])
-        for field in _FIELDS:
-            if field.name != "structured_outputs":
-                check_kind(field.name, getattr(self, field.name), field.type)
+        for name, kind, default in _KINDS:
+            if (value := getattr(self, name)) is not default:
+                check_kind(name, value, kind)
         if not 1 <= self.n <= 64:
             raise ValueError(f"n is {self.n}; it must be 1 to 64")
         if not 0.0 <= self.temperature <= 100.0:
@@ -139,6 +139,8 @@ def _check_factors(params: SamplingParams) -> None:
 
 def _check_tokens(params: SamplingParams) -> None:
     bias, allowed = params.logit_bias or {}, params.allowed_token_ids
+    if not bias and allowed is None:
+        return
     if len(bias) > MAX_BIASES:
         raise ValueError(f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are taken")
     for token, value in bias.items():
@@ -171,6 +173,8 @@ def _check_structure(params: SamplingParams) -> None:
 
 def _check_bad_words(params: SamplingParams) -> None:
     sequences = params.bad_words_ids
+    if not params.bad_words and not sequences:
+        return
     if not all(text.strip() for text in params.bad_words):
         raise ValueError("bad_words holds an empty text; every bad word needs a character that is no space")
     if len(params.bad_words) > MAX_BAD_WORDS or any(len(text) > MAX_STOP_CHARS for text in params.bad_words):
@@ -188,4 +192,9 @@ def _check_bad_words(params: SamplingParams) -> None:
         )
 
 
-_FIELDS = msgspec.structs.fields(SamplingParams)
+_KINDS = [
+    (field.name, field.type, field.default)
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name != "structured_outputs"
+]
+"""Name, type and default of the fields; a field that has its default needs no check."""
