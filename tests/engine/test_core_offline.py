@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 from ppengine.common.config import ConfigError
-from ppengine.offline import llm
+from ppengine.offline import prompts
 from ppengine.offline.arguments import ARGUMENTS, make_profile
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
@@ -55,19 +55,28 @@ def engine() -> LLMEngine:
 def test_token_ids_of_an_array_are_taken():
     made = engine()
     made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [SamplingParams()] * 2)
-    first, second = made._engine.message.submissions
-    assert (first.prompt_token_ids, second.prompt) == ([1, 2], "text")
-    assert all(type(token) is int for token in first.prompt_token_ids)
+    message = made._engine.message
+    assert [each.prompt for each in message.submissions] == [None, "text"]
+    assert [tokens.tolist() for tokens in message.tokens] == [[1, 2], []]
+    assert all(each.prompt_token_ids is None for each in message.submissions)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 2**40])
+def test_a_token_that_no_array_can_hold_goes_to_the_core_as_a_number(wrong):
+    made = engine()
+    made.add_many([{"prompt_token_ids": [1, wrong]}, {"prompt_token_ids": []}], [SamplingParams()] * 2)
+    message = made._engine.message
+    assert [each.prompt_token_ids for each in message.submissions] == [[1, wrong], []] and message.tokens == []
 
 
 def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
-    monkeypatch.setattr(llm, "PORTION_CHARACTERS", 5)
+    monkeypatch.setattr(prompts, "PORTION_CHARACTERS", 5)
     made = engine()
     sent, dropped = [], []
 
     def ask(message, kind):
         names = [each.request for each in message.submissions]
-        sent.append((message.first, [each.prompt or each.prompt_token_ids for each in message.submissions], names))
+        sent.append((message.first, [each.prompt for each in message.submissions], message.tokens))
         bad = any(each.prompt == "bad" for each in message.submissions)
         return Added(nonce=1, requests=[] if bad else names, error="prompt 3: no" if bad else "")
 
@@ -75,8 +84,9 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
     texts = ["abc", {"prompt_token_ids": [1] * 99}, "de", "fghijk", "l"]
     params = [SamplingParams()] * 5
     assert made.add_many(texts, params, list("vwxyz")) == list("vwxyz")
-    assert [(first, names) for first, _, names in sent] == [(0, ["v", "w", "x"]), (3, ["y"]), (4, ["z"])]
-    assert sent[0][1] == ["abc", [1] * 99, "de"] and dropped == []
+    assert [first for first, *_ in sent] == [0, 3, 4]
+    assert [texts for _, texts, _ in sent] == [["abc", None, "de"], ["fghijk"], ["l"]] and dropped == []
+    assert [[each.tolist() for each in tokens] for *_, tokens in sent] == [[[], [1] * 99, []], [], []]
     assert made._open == {"v": "abc", "w": None, "x": "de", "y": "fghijk", "z": "l"}
     made._open.clear()
     with pytest.raises(ValueError, match="prompt 3: no"):
@@ -86,7 +96,7 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
 
 
 def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
-    monkeypatch.setattr(llm, "PORTION_CHARACTERS", 5)
+    monkeypatch.setattr(prompts, "PORTION_CHARACTERS", 5)
     made = engine()
     sent = []
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.core.journal_records import DECODER, ENCODER, Entered
 from ppengine.protocol.control import Refused
+from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Adjustments
+from ppengine.protocol.steps import Adjustments, ToStage
 from ppengine.protocol.verbs import Submit
 from test_core_successor import follow
 
@@ -98,7 +98,7 @@ def test_stages_get_the_adjustments_of_a_request_that_has_some() -> None:
     found = {one.request: one.adjustments for step in world.steps for one in step.register}
     assert found == {"a": Adjustments(**EVERYTHING), "b": None}
     (step,) = [step for step in world.steps if step.register]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(step), type=type(step)) == step
+    assert Codec(ToStage).decode(encode(step)) == step
 
 
 def test_more_bad_words_than_a_stage_has_room_for_are_refused() -> None:

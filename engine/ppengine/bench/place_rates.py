@@ -152,6 +152,7 @@ class _Share:
         from ppengine.checkpoint.model_shard import shard_of
         from ppengine.models import build_stage
         from ppengine.protocol.steps import Register
+        from ppengine.protocol.token_ids import compact
         from ppengine.stage.backends.base import KvShape
         from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
         from ppengine.stage.batch_state import BatchState
@@ -175,7 +176,7 @@ class _Share:
         self._cache.map_blocks(_ROWS[-1] * self._blocks + 1)
         self._state = BatchState(2 * self.longest, wanted.block_size)
         self._state.register(
-            [Register(slot, "probe", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1) for slot in range(_ROWS[-1])]
+            [Register(slot, "probe", compact(), 0, 0.0, 1.0, 0, 0, 0, 0, [], -1) for slot in range(_ROWS[-1])]
         )
         self._state.set_tables(
             [

@@ -6,13 +6,9 @@ one before; the others add to it.
 
 from __future__ import annotations
 
-from array import array
-from typing import Any
-
 import msgspec
 
 from ppengine.common.tier_config import BackendConfig
-from ppengine.core.output_state import TokenIds, compact
 from ppengine.protocol.allowed_keys import OWNER
 from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command, Logprob, Reply
@@ -21,6 +17,7 @@ from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.reports import Attended
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.token_ids import TokenIds, compact, from_wire, to_wire
 
 
 class SampleState(msgspec.Struct, array_like=True):
@@ -248,17 +245,7 @@ Record = (
 )  # fmt: skip
 
 
-def _as_bytes(value: object) -> memoryview:
-    if isinstance(value, array):
-        return memoryview(value).cast("B")
-    raise NotImplementedError(f"no record has a {type(value).__name__}")
-
-
-def _from_bytes(kind: type, value: Any) -> TokenIds:
-    return array("I", value)
-
-
 # No other host reads a journal, so tokens are written as their bytes in memory.
-ENCODER = msgspec.msgpack.Encoder(enc_hook=_as_bytes)
-DECODER = msgspec.msgpack.Decoder(list[Record], dec_hook=_from_bytes)
+ENCODER = msgspec.msgpack.Encoder(enc_hook=to_wire)
+DECODER = msgspec.msgpack.Decoder(list[Record], dec_hook=from_wire)
 """Decodes the records of a turn."""

@@ -22,7 +22,6 @@ from ppengine.core.journal_records import (
     Watched,
 )
 from ppengine.core.operations import Operation
-from ppengine.core.output_state import compact
 from ppengine.core.scheduler import Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.control import Logprob, Reply
@@ -30,6 +29,7 @@ from ppengine.protocol.facts import Fact
 from ppengine.protocol.reports import Attended
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.token_ids import compact
 
 SETTINGS_S = 1.0
 """Most seconds between two records of the settings: they have the totals."""
@@ -74,7 +74,7 @@ class JournalWriter:
         """Note a submission, which was admitted."""
         leader = requests[0]
         record = Entered(
-            name=leader.group, session=session, first=leader.arrival, prompt_ids=compact(leader.prompt_ids),
+            name=leader.group, session=session, first=leader.arrival, prompt_ids=leader.prompt_ids,
             sampling=leader.sampling, seed=leader.seed, owner=leader.owner, arrival=leader.arrival_time,
             priority=leader.priority, principal=leader.principal, client=leader.client,
         )  # fmt: skip

@@ -30,13 +30,14 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
-from ppengine.core.output_state import Output, compact
+from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.stage_records import Stages
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.token_ids import compact
 
 EVENTS_MOST = 2000
 """Events that move to another file; the gateway has older ones for long."""

@@ -22,6 +22,7 @@ from ppengine.core.submissions import Submissions, by_tokens
 from ppengine.protocol.chat_messages import Rendered, Tokenized
 from ppengine.protocol.offline import AbortMany, Added, AddMany
 from ppengine.protocol.prompt_scores import values_of
+from ppengine.protocol.token_ids import compact
 
 AGAIN_S = 1
 """Seconds after which there may be room for log-probabilities of prompts."""
@@ -160,9 +161,14 @@ class OfflineRequests:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""
         groups: list[list[Request]] = []
         seen: set[str] = set()
-        for number, verb in enumerate(message.submissions, message.first):
+        owner = message.owner or message.session
+        count, given = len(message.submissions), len(message.tokens)
+        if given not in (0, count):
+            raise ValueError(f"{count} prompts and the tokens of {given}")
+        tokens = message.tokens or [compact()] * count
+        for number, (verb, ids) in enumerate(zip(message.submissions, tokens, strict=True), message.first):
             try:
-                group = self._submissions.requests(verb, owner=message.owner or message.session, client=message.client)
+                group = self._submissions.requests(verb, owner=owner, client=message.client, tokens=ids)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
                 raise ValueError(f"prompt {number}: {problem}") from None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.protocol.control import Logprob
@@ -14,20 +12,10 @@ from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Timings
+from ppengine.protocol.token_ids import TokenIds, compact
 
 LOGPROB_TOKENS = 32
 """Tokens that need the memory of one log-probability, 128 bytes."""
-
-
-if TYPE_CHECKING:
-    TokenIds = array[int]
-else:
-    TokenIds = array
-
-
-def compact(tokens: Iterable[int] = ()) -> TokenIds:
-    """Return tokens at four bytes each; in a list one takes up to 40. An array is returned as it is."""
-    return tokens if isinstance(tokens, array) else array("I", tokens)
 
 
 class Ending(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,12 +12,13 @@ from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
-from ppengine.core.output_state import Ending, Output, Sample, compact
+from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.core.prompt_score_room import PromptScoreRoom
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.token_ids import TokenIds
 
 MAX_WAITING = 10_000
 """Most waiting questions; later ones are answered at once with the present output."""
@@ -73,12 +74,10 @@ class OutputHub:
         self._clock = clock
         self._failure, self._dropped = failure, dropped
 
-    def open(
-        self, request: str, session: str, prompt_ids: Sequence[int], sampling: SamplingParams, number: int
-    ) -> Output:
+    def open(self, request: str, session: str, prompt_ids: TokenIds, sampling: SamplingParams, number: int) -> Output:
         """Begin the output of a request. A request id is used once."""
         samples = [Sample() for _ in range(sampling.n)]
-        output = Output(request, session, compact(prompt_ids), sampling, samples, number=number)
+        output = Output(request, session, prompt_ids, sampling, samples, number=number)
         if self._tokenizer is not None and sampling.detokenize:
             for sample in output.samples:
                 stream = self._tokenizer.stream(prompt_ids)
@@ -371,7 +370,7 @@ def as_wire(output: Output) -> RequestOutput:
     """Return the output of a request in the form of the offline API."""
     return RequestOutput(
         output.request,
-        output.prompt_ids.tolist(),
+        output.prompt_ids,
         [
             SampleOutput(
                 sample.tokens.tolist(), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs)

@@ -26,7 +26,7 @@ def live_detail(scheduler: Scheduler, request: Request, output: Output | None, n
         shared_blocks=[block for block in request.blocks if scheduler.blocks.device.references(block) > 1],
         host_blocks=list(request.host_blocks),
         in_flight=list(request.in_flight),
-        prompt_token_ids=request.prompt_ids,
+        prompt_token_ids=request.prompt_ids.tolist(),
         output_token_ids=list(request.output_ids),
         output_text=output.samples[request.sample].text if output else "",
     )

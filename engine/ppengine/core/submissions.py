@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,6 +17,7 @@ from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.prompt_scores import VALUES_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.token_ids import TokenIds, beyond, compact
 from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
@@ -41,12 +43,15 @@ class Submissions:
         self._count = 0
         self._first_name = secrets.randbits(16)
 
-    def requests(self, verb: Submit, owner: str, principal: str = OWNER, client: str = "") -> list[Request]:
+    def requests(
+        self, verb: Submit, owner: str, principal: str = OWNER, client: str = "", tokens: TokenIds | None = None
+    ) -> list[Request]:
         """Return the requests of a submission. `owner` is the user's name, `principal` that of the key.
 
-        Raises ValueError for an invalid one, DoesNotFit for a prompt that is too long to tokenize.
+        `tokens` are those of the prompt, if `verb` has none. Raises ValueError for an invalid submission, DoesNotFit
+        for a prompt that is too long to tokenize.
         """
-        ids = self._ids(verb)
+        ids = self._ids(verb, tokens)
         sampling = self._sampling(verb.sampling)
         name = self._name(verb.request)
         if (values := values_of(len(ids), sampling.prompt_logprobs)) > VALUES_MOST:
@@ -83,11 +88,13 @@ class Submissions:
         sequences = [ids for word in sampling.bad_words for ids in self._tokenizer.encode_bad_word(word)]
         return msgspec.structs.replace(sampling, bad_words_ids=sampling.bad_words_ids + sequences)
 
-    def _ids(self, verb: Submit) -> list[int]:
-        if (verb.prompt is None) == (verb.prompt_token_ids is None):
+    def _ids(self, verb: Submit, tokens: TokenIds | None) -> TokenIds:
+        given = tokens or verb.prompt_token_ids
+        if (verb.prompt is None) == (given is None) or (tokens and verb.prompt_token_ids is not None):
             raise ValueError("give either a prompt text or prompt_token_ids")
+        ids: Sequence[int]
         if verb.prompt is None:
-            ids = verb.prompt_token_ids or []
+            ids = given or []
         elif verb.chat:
             raise ValueError("chat is for single submissions; a batch has texts or prompt_token_ids")
         else:
@@ -96,8 +103,19 @@ class Submissions:
             raise ValueError("the prompt is empty; give at least one token")
         if len(ids) < self._max_model_len:
             # The scheduler refuses longer prompts anyway.
-            self._check_vocabulary("token id", ids)
-        return ids
+            return self._known(ids)
+        return compact(bytes(len(ids)))
+
+    def _known(self, ids: Sequence[int]) -> TokenIds:
+        """Return the tokens of a prompt. Raises ValueError for one that is not in the vocabulary."""
+        try:
+            tokens = compact(ids)
+            if not beyond(tokens, self._vocab_size):
+                return tokens
+        except OverflowError:
+            pass
+        wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
+        raise ValueError(f"token id {wrong} is not in the vocabulary (0 to {self._vocab_size - 1})")
 
     def chat(self, verb: Submit) -> tuple[Chat, int]:
         """Return the chat of a prompt, and the most characters of its text. Raises as `requests`."""

@@ -177,7 +177,7 @@ def _requests(entered: Entered) -> list[Request]:
     for index, sample in enumerate(entered.samples):
         made.append(
             Request(
-                id=sample_id(entered.name, index), prompt_ids=entered.prompt_ids.tolist(), sampling=entered.sampling,
+                id=sample_id(entered.name, index), prompt_ids=entered.prompt_ids, sampling=entered.sampling,
                 seed=entered.seed, owner=entered.owner, principal=entered.principal, client=entered.client,
                 sample=index,
                 leader=made[0] if made else None,

@@ -6,31 +6,19 @@ import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
+from ppengine.offline.prompts import Prompt, Submission, portions, submissions_of
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
-from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Submit
 
 COLLECT_MS = 1000
-PORTION_CHARACTERS = 100_000
-"""Half a second a million of them, on a slow core."""
-
-
-class TokensPrompt(TypedDict):
-    """A prompt that is tokenized already."""
-
-    prompt_token_ids: list[int]
-
-
-Prompt = str | TokensPrompt
 
 
 @dataclass(slots=True)
@@ -55,47 +43,6 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[PromptLogprob | None] | None = None
     """One a token of the prompt where the sampling asked for them; that of the first is None."""
-
-
-def _portions(submissions: Sequence[Submit]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of the submissions to send at once: the core has more to do than to tokenize text."""
-    begin = size = 0
-    for number, submission in enumerate(submissions):
-        size += len(submission.prompt or "")
-        if size >= PORTION_CHARACTERS:
-            yield begin, number + 1
-            begin, size = number + 1, 0
-    if begin < len(submissions):
-        yield begin, len(submissions)
-
-
-def _submission(number: int, prompt: Prompt, **fields: Any) -> Submit:
-    """Return the submission of a prompt. Raises ValueError for a prompt of another kind, or a text with surrogates."""
-    if isinstance(prompt, str):
-        check_utf8(f"prompt {number}", prompt)
-        return Submit(prompt=prompt, **fields)
-    if not isinstance(prompt, dict) or list(prompt) != ["prompt_token_ids"]:
-        raise ValueError(
-            f'prompt {number}: a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}'
-        )
-    # Also from arrays, whose numbers are not Python's.
-    return Submit(prompt_token_ids=[int(token) for token in prompt["prompt_token_ids"]], **fields)
-
-
-def _submissions(
-    prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str], priority: Sequence[int] | None
-) -> list[Submit]:
-    """Return the submissions of several prompts. Raises ValueError as `_submission`."""
-    count = len(prompts)
-    if priority is None:
-        priority = [0] * count
-    if len(priority) != count:
-        raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
-    fields: dict[str, Sequence[Any]] = {"sampling": params, "request": ids or [None] * count, "priority": priority}
-    return [
-        _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
-        for number, prompt in enumerate(prompts)
-    ]
 
 
 class LLMEngine:
@@ -142,7 +89,7 @@ class LLMEngine:
         count = len(prompts)
         if len(params) != count or len(ids) not in (0, count):
             raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
-        submissions = _submissions(prompts, params, ids, priority)
+        submissions = submissions_of(prompts, params, ids, priority)
         names: list[str] = []
         try:
             for requests in self._send(submissions):
@@ -151,14 +98,14 @@ class LLMEngine:
             if names:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise
-        self._open.update((name, each.prompt) for name, each in zip(names, submissions, strict=True))
+        self._open.update((name, each.verb.prompt) for name, each in zip(names, submissions, strict=True))
         return names
 
     def check_many(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
     ) -> None:
         """Queue nothing, but raise ValueError for the first prompt that `add_many` would refuse, or EngineError."""
-        for _ in self._send(_submissions(prompts, params, (), priority), check=True):
+        for _ in self._send(submissions_of(prompts, params, (), priority), check=True):
             pass
 
     def abort_request(self, request_id: str) -> None:
@@ -198,12 +145,13 @@ class LLMEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, submissions: list[Submit], *, check: bool = False) -> Iterator[list[str]]:
+    def _send(self, submissions: list[Submission], *, check: bool = False) -> Iterator[list[str]]:
         """Send submissions in portions; yield the ids of each. Raises ValueError or EngineError if one is refused."""
-        for begin, end in _portions(submissions):
+        for begin, end in portions(submissions):
+            verbs, tokens = zip(*submissions[begin:end], strict=True)
             message = wire.AddMany(
-                nonce=self._engine.nonce(), session=self._session, submissions=submissions[begin:end], first=begin,
-                check=check,
+                nonce=self._engine.nonce(), session=self._session, submissions=list(verbs), first=begin, check=check,
+                tokens=list(tokens) if any(tokens) else [],
             )  # fmt: skip
             answer = self._engine.ask(message, wire.Added)
             if answer.error:
@@ -217,8 +165,9 @@ class LLMEngine:
         ]
         prompt = self._open.get(output.request)
         return RequestOutput(
-            output.request, prompt, output.prompt_token_ids, samples, output.finished, output.prompt_logprobs or None
-        )
+            output.request, prompt, output.prompt_token_ids.tolist(), samples, output.finished,
+            output.prompt_logprobs or None,
+        )  # fmt: skip
 
 
 class LLM:

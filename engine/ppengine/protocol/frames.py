@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from ppengine.protocol.error_text import one_line
+from ppengine.protocol.token_ids import from_wire, to_wire
 
 PROTOCOL_MIN = 1
 PROTOCOL = 2
@@ -60,7 +61,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
     wall: float
 
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=to_wire)
 _header_decoder = msgspec.msgpack.Decoder(Header)
 
 
@@ -114,7 +115,7 @@ class Codec:
     """Decoder of one union of message types; the only door by which bytes become messages."""
 
     def __init__(self, union: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(union)
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(union, dec_hook=from_wire)
 
     def decode(self, body: bytes | memoryview) -> object:
         """Return the message in `body`. Raises ProtocolError for anything else."""

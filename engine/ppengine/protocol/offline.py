@@ -20,6 +20,7 @@ from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageFigures
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
 from ppengine.protocol.timings import Timings
+from ppengine.protocol.token_ids import TokenIds
 from ppengine.protocol.verbs import Submit
 
 
@@ -37,6 +38,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     """Name of the API key with which they came; empty: none."""
     check: bool = False
     """Check the prompts alone: none is queued, and the answer has no ids."""
+    tokens: list[TokenIds] = []
+    """Token ids of the prompts, if not in the submissions: one array each, empty for a text. Many are long lists."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
@@ -76,7 +79,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """A request with its continuations so far."""
 
     request: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: TokenIds
     samples: list[SampleOutput]
     finished: bool
     prompt_logprobs: list[PromptLogprob | None] = []

@@ -14,6 +14,7 @@ import msgspec
 
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.reports import Finding, StageLedger
+from ppengine.protocol.token_ids import TokenIds
 
 FIRST_GENERATION = 1
 """Generation of a boot; each restart of a stage adds one."""
@@ -90,7 +91,7 @@ class Register(msgspec.Struct, array_like=True):
 
     slot: int
     request: str
-    tokens: list[int]
+    tokens: TokenIds
     prompt_len: int
     temperature: float
     top_p: float

@@ -14,6 +14,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.models import build_stage, init_dummy, load_weights
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
+from ppengine.protocol.token_ids import compact
 from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache
 from ppengine.stage.backends.selection import resolve_dtype
@@ -87,7 +88,7 @@ class Reference:
         """Return [outputs from `first` on, vocabulary]: what each of those tokens was chosen from."""
         # The last output has not been read by anybody.
         tokens = (task.prompt_ids + task.output_ids)[:-1]
-        register = Register(0, task.request, tokens, len(tokens), 0.0, 1.0, 0, 0, 0, 0, [], -1)
+        register = Register(0, task.request, compact(tokens), len(tokens), 0.0, 1.0, 0, 0, 0, 0, [], -1)
         self._state.register([register])
         self._state.set_tables([(0, 0, list(range(1, self._blocks + 1)))])
         wanted = len(task.prompt_ids) + task.first - 1

@@ -22,6 +22,7 @@ from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.place import Place
 from ppengine.protocol.steps import Mask, Register, Row, StageReady
+from ppengine.protocol.token_ids import compact
 from ppengine.stage.backends.base import KvCache, KvShape, SwapSpace
 from ppengine.stage.backends.hardware import Room, RunnerResources
 from ppengine.stage.backends.selection import open_hardware, resolve_dtype
@@ -185,7 +186,7 @@ class Boot:
         """Bytes that the largest batch needs beside the weights, the receive buffer included."""
         scheduler, length = self._config.profile.scheduler, self._config.max_model_len
         state = BatchState(length, self._shape.block_size)
-        state.register([Register(0, "profile", [], 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
+        state.register([Register(0, "profile", compact(), 0, 0.0, 1.0, 0, 0, 0, 0, [], -1)])
         # Every row writes and reads the null block: sizes alone count.
         cache, device = self._hardware.scratch(self._shape), self._hardware.device
 

@@ -38,7 +38,7 @@ def positions_of(plan: Plan, state: BatchState) -> Iterator[Positions]:
         # The last position of the prompt predicts the output.
         last = min(end, register.prompt_len - 1) if register.prompt_logprobs >= 0 else start
         for at in range(start, last, AT_ONCE):
-            targets = register.tokens[at + 1 : min(at + AT_ONCE, last) + 1]
+            targets = list(register.tokens[at + 1 : min(at + AT_ONCE, last) + 1])
             yield Positions(register.request, begin + at - start, at + 1, targets, register.prompt_logprobs)
 
 

@@ -14,6 +14,7 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import RequestState
 from ppengine.protocol.tiers import PromptSources
 from ppengine.protocol.timings import Phase, PhaseKind
+from ppengine.protocol.token_ids import TokenIds, compact, wide
 
 HISTORY_LIMIT = 200
 """Number of history lines that a request keeps; the oldest are dropped first."""
@@ -39,7 +40,7 @@ class Request:
     """
 
     id: str
-    prompt_ids: list[int]
+    prompt_ids: TokenIds
     sampling: SamplingParams
     seed: int
     owner: str = ""
@@ -120,6 +121,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Note whether its output is constrained."""
+        self.prompt_ids = compact(self.prompt_ids)
         self.constrained = self.sampling.structured_outputs is not None
 
     def may_sample(self, most_pending: int) -> bool:
@@ -178,10 +180,16 @@ class Request:
         """Return the known tokens at positions `[start, end)`."""
         prompt = len(self.prompt_ids)
         if end <= prompt:
-            return self.prompt_ids[start:end]
+            return self.prompt_ids[start:end].tolist()
         if start >= prompt:
             return self.output_ids[start - prompt : end - prompt]
-        return self.prompt_ids[start:] + self.output_ids[: end - prompt]
+        return self.prompt_ids[start:].tolist() + self.output_ids[: end - prompt]
+
+    def _array(self, start: int, end: int) -> TokenIds:
+        """Return the same tokens in an array."""
+        if end <= len(self.prompt_ids):
+            return self.prompt_ids[start:end]
+        return compact(self.tokens(start, end))
 
     def full_digests(self, count: int, block_size: int) -> list[bytes]:
         """Return the digests of its first `count` full blocks; all their tokens must be known."""
@@ -189,7 +197,7 @@ class Request:
         known = len(digests)
         if known < count:
             # As `chain_digest`, with one array for all blocks: a third less time.
-            content = array("q", self.tokens(known * block_size, count * block_size)).tobytes()
+            content = bytes(wide(self._array(known * block_size, count * block_size)))
             width = block_size * _TOKEN_BYTES
             digest = digests[-1] if digests else b""
             for start in range(0, len(content), width):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Adjustments, Mask, Move, MoveKind, Register, Row, Sampled, Step
+from ppengine.protocol.token_ids import compact
 
 
 @dataclass(slots=True, eq=False)
@@ -133,7 +134,7 @@ class StepLog:
             Register(
                 slot=request.slot,
                 request=request.id,
-                tokens=request.prompt_ids + request.output_ids,
+                tokens=request.prompt_ids + compact(request.output_ids) if request.output_ids else request.prompt_ids,
                 prompt_len=request.num_prompt,
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
