@@ -69,6 +69,10 @@ class BlockPool:
         """Return whether `block` is in the prefix cache and has no references."""
         return block in self._idle
 
+    def count_cached(self, blocks: list[int]) -> int:
+        """Return the number of `blocks` for which `is_cached` holds."""
+        return sum(map(self._idle.__contains__, blocks)) if self._idle else 0
+
     def allocate(self) -> int:
         """Return the lowest free block, otherwise the least recently used cached one.
 
@@ -92,13 +96,22 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """Add a reference to a used or cached block."""
-        if self._refs[block] == 0:
+        self.share_all((block,))
+
+    def share_all(self, blocks: Iterable[int]) -> None:
+        """Add a reference to each of some used or cached blocks."""
+        refs, states = self._refs, self._states
+        for block in blocks:
+            count = refs[block]
+            refs[block] = count + 1
+            if count:
+                states[block] = _SHARED
+                continue
+            states[block] = _USED
             del self._idle[block]
             self.used += 1
             if block >= self.limit:
                 self.tail_live += 1
-        self._refs[block] += 1
-        self._states[block] = _USED if self._refs[block] == 1 else _SHARED
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference of each. Pass a table in reverse: the first is evicted first."""
@@ -136,9 +149,9 @@ class BlockPool:
     def lookup(self, digests: Sequence[bytes]) -> list[int]:
         """Return the blocks of the longest known prefix of `digests`, without references."""
         found = []
-        for digest in digests:
-            block = self._by_digest.get(digest)
-            if block is None or block >= self.limit:
+        limit = self.limit
+        for block in map(self._by_digest.get, digests):
+            if block is None or block >= limit:
                 break
             found.append(block)
         return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ppengine.core.scheduler.block_pool import BlockPool, HostBlockPool
 from ppengine.core.scheduler.cache_copies import CacheCopies, HostLimits
 from ppengine.core.scheduler.request import Request
+from ppengine.core.scheduler.shared_digests import SharedDigests
 from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
 from ppengine.protocol.tiers import PromptSources
@@ -52,6 +53,7 @@ class BlockTables:
         self.prefix_caching = prefix_caching
         self.hit_tokens_total = 0
         """Tokens that starting requests found computed, since boot."""
+        self._digests = SharedDigests(block_size)
         self._watermark = watermark
         self._steps = steps
         self._pins = 0
@@ -109,7 +111,7 @@ class BlockTables:
     def _fit(self, known: int, shared: list[int], copied: int | None, rest: int) -> Fit:
         device = self.device
         fresh = self.blocks_for(known) - len(shared)
-        kept = sum(1 for block in shared if device.is_cached(block))
+        kept = device.count_cached(shared)
         kept += copied is not None and device.is_cached(copied)
         # A request alone may have the last block: the watermark protects running ones.
         spare = self.watermark if device.used else 0
@@ -123,6 +125,7 @@ class BlockTables:
             return leader.blocks[: self.blocks_for(known)]
         if not self.prefix_caching or request.scores_prompt:
             return []  # Positions whose blocks are cached have no logits.
+        self._digests.take(request)
         return self.device.lookup(request.full_digests(known // self.block_size, self.block_size))
 
     def can_fork(self, leader: Request) -> bool:
@@ -136,8 +139,7 @@ class BlockTables:
 
     def allocate(self, request: Request, plan: Fit) -> None:
         """Give `request` the blocks of `plan`, and begin its load from the host."""
-        for block in plan.shared + plan.coming:
-            self.device.share(block)
+        self.device.share_all(plan.shared + plan.coming)
         if plan.copied is not None:
             self._pin(plan.copied)
         fresh = [self.device.allocate() for _ in range(plan.fresh)]
