@@ -1,4 +1,4 @@
-"""Token ids in arrays, and their form in messages: their bytes, which cost a hundredth of a list of numbers."""
+"""Token ids in arrays, and their form in messages: their bytes, without a number of Python for each."""
 
 from __future__ import annotations
 
