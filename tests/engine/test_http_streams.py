@@ -25,8 +25,8 @@ from ppengine.http.generation import Generation, Part
 from ppengine.http.reply.reply_form import form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CompletionRequest, StreamOptions
-from ppengine.protocol.frames import encode
-from ppengine.protocol.offline import Added, Follow, News, Piece
+from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.offline import Added, AddMany, Follow, News, Piece
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -195,6 +195,23 @@ async def test_times_are_awaited_only_of_requests_that_the_core_has_taken(monkey
     for name, left in (("early", {"late": 2}), ("late", {"late": 1}), ("late", {})):
         link._read(encode(News(nonce=0, cursor=1, pieces=[Piece(name, 0, 0, [], [], "abort")])))
         assert link._left == left
+
+
+async def test_token_ids_go_as_bytes_unless_the_core_must_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(
+        front_link, "FrontSocket", lambda endpoint, take: SimpleNamespace(send=lambda data: sent.append(data))
+    )  # fmt: skip
+    link = front_link.FrontLink("x", "http0", lambda state: None)
+    prompts = [[1, 2, 70_000], [3, -1]]
+    submissions = [Submit(prompt_token_ids=ids, request=f"r{number}") for number, ids in enumerate(prompts)]
+    asking = asyncio.create_task(link.submit(submissions, "o", "c"))
+    await asyncio.sleep(0)
+    message = Codec(AddMany).decode(sent[-1])
+    assert [ids.tolist() for ids in message.tokens] == [prompts[0], []]
+    assert [one.prompt_token_ids for one in message.submissions] == [None, prompts[1]]
+    assert [one.prompt_token_ids for one in submissions] == prompts, "those of the caller stay"
+    asking.cancel()
 
 
 # --- connections ------------------------------------------------------------------------------------------------

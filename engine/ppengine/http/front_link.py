@@ -32,6 +32,7 @@ from ppengine.protocol.offline import (
     StateAnswer,
     StateQuery,
 )
+from ppengine.protocol.token_ids import compact_if_good
 from ppengine.protocol.verbs import Submit
 
 log = logging.getLogger("ppengine.http")
@@ -170,8 +171,13 @@ class FrontLink:
         ]
         # Their first tokens may come together with the answer.
         self._open.update((one.request, one) for one in followed)
+        tokens = [compact_if_good(one.prompt_token_ids or ()) for one in submissions]
+        bare = [
+            msgspec.structs.replace(one, prompt_token_ids=None) if ids else one
+            for one, ids in zip(submissions, tokens, strict=True)
+        ]
         message = AddMany(
-            nonce=self._number(), session=self._session, submissions=submissions, owner=owner, client=client
+            nonce=self._number(), session=self._session, submissions=bare, tokens=tokens, owner=owner, client=client
         )  # fmt: skip
         try:
             answer = await self._ask(message, message.nonce, Added)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.token_ids import TokenIds, compact
+from ppengine.protocol.token_ids import TokenIds, compact, compact_if_good
 from ppengine.protocol.verbs import Submit
 
 PORTION_CHARACTERS = 100_000
@@ -69,10 +69,7 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
             f'prompt {number}: a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}'
         )
     ids = list(prompt["prompt_token_ids"])
-    try:
-        if ids:
-            return Submission(Submit(**fields), compact(ids))
-    except (TypeError, OverflowError):
-        pass  # The core names the wrong one.
+    if tokens := compact_if_good(ids):
+        return Submission(Submit(**fields), tokens)
     # Also from arrays, whose numbers are not Python's.
     return Submission(Submit(prompt_token_ids=[int(token) for token in ids], **fields), compact())

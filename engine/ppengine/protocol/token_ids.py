@@ -25,6 +25,14 @@ def compact(tokens: Iterable[int] = ()) -> TokenIds:
     return tokens if isinstance(tokens, array) and tokens.typecode == TYPE else array(TYPE, list(tokens))
 
 
+def compact_if_good(tokens: Iterable[int]) -> TokenIds:
+    """Return tokens as `compact`, or none if one of them fits no array: the core names it then, if it gets the list."""
+    try:
+        return compact(tokens)
+    except (TypeError, OverflowError):
+        return compact()
+
+
 def wide(tokens: TokenIds) -> bytearray:
     """Return the bytes of tokens at eight bytes each, as those of `array("q")`, without a number of Python for each."""
     content, eight = tokens.tobytes(), bytearray(8 * len(tokens))
