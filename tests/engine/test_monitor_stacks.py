@@ -188,6 +188,28 @@ def test_who_waits_for_each_other_is_looked_at_together():
     assert set(agent.probe.stacks) == {(0, 100), (2, 102)}
 
 
+def test_a_look_that_shows_no_frame_is_taken_again_a_few_times(monkeypatch):
+    """A host may be too crowded for py-spy once."""
+    agent, now = Agent(), [10.0]
+    monkeypatch.setattr("ppengine.gateway.stack_probe.time.monotonic", lambda: now[0])
+
+    def look(seconds):
+        now[0] += seconds
+        agent.probe.look([verdict("self_stuck", 1)], PIDS)
+        return len(agent.asked)
+
+    assert look(0) == 1
+    agent.answer(1, 101)
+    assert look(0.5) == 1 and look(0.6) == 2 and look(5) == 2, "the answer is still to come"
+    agent.answer(1, 101, "f a.py:1")
+    assert look(2) == 2 and agent.probe.stacks[1, 101].main == ("f a.py:1",)
+    agent.probe.look([], PIDS)
+    for _ in range(20):
+        look(2)
+        agent.answer(1, 101)
+    assert len(agent.asked) == 2 + 6
+
+
 def test_what_an_agent_does_not_answer_is_asked_again(monkeypatch):
     agent, now = Agent(), [10.0]
     monkeypatch.setattr("ppengine.gateway.stack_probe.time.monotonic", lambda: now[0])

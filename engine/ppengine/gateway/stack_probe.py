@@ -19,7 +19,7 @@ NONCE = -1
 """Nonce of the gateway's own questions; those of consoles count from 1."""
 _AGAIN_S = 1.0
 _LOOKS_MOST = 6
-"""Looks for the holder of a GIL that is free for a part of the time."""
+"""Looks for frames, of which none came in time, and for the holder of a GIL that is free for a part of the time."""
 _LOST_S = 10.0
 """Time limit in seconds per process: the agent needs at most half of it, one process after the other."""
 
@@ -32,8 +32,9 @@ class StackProbe:
         self._ask = ask
         self._requested: dict[Process, float] = {}
         """Time of the last question, by stage (None: the core) and pid."""
+        self._asked: Counter[Process] = Counter()
         self._looks: Counter[Process] = Counter()
-        """Answers by process."""
+        """Questions and answers by process."""
         self._not_before: dict[Process, float] = {}
         """Time before which the agent of a process is not asked again: it could not be."""
         self.stacks: Mapping[Process, Stack] = {}
@@ -55,16 +56,16 @@ class StackProbe:
                     if (verdict.cause == "deadlock" and key is not None) or _is_of(verdict, key)
                 }
         if not wanted:
-            self._requested, self._looks, self.stacks, self._not_before = {}, Counter(), {}, {}
+            self._requested, self.stacks, self._not_before = {}, {}, {}
+            self._asked, self._looks = Counter(), Counter()
             return
         now, lost_s = time.monotonic(), _LOST_S * len(wanted)
         sharing = {(key[0], pids[key]) for key in sharers if key in pids}
         asked: set[int | None] = set()
         for stage, pid in sorted(wanted, key=lambda one: one[1]):
             requested = self._requested.get((stage, pid))
-            again = (
-                (stage, pid) in sharing and self._lacks_holder((stage, pid)) and now - (requested or 0.0) >= _AGAIN_S
-            )
+            lacks = self._lacks_frames((stage, pid)) or ((stage, pid) in sharing and self._lacks_holder((stage, pid)))
+            again = lacks and now - (requested or 0.0) >= _AGAIN_S
             if requested is not None and not again and ((stage, pid) in self.stacks or now - requested < lost_s):
                 continue
             if again and (stage, pid) not in self.stacks and requested is not None and now - requested < lost_s:
@@ -77,6 +78,7 @@ class StackProbe:
                 continue
             asked.add(stage)
             self._requested[stage, pid] = now
+            self._asked[stage, pid] += 1
 
     def take(self, answer: Inspected | Failed) -> StacksDetail | None:
         """Keep the requested stacks of the agent's answer; return it, None for a failure."""
@@ -89,6 +91,11 @@ class StackProbe:
         kept = {process for process, stack in self.stacks.items() if _is_holder(stack)}
         self.stacks = {**self.stacks, **{process: known[process] for process in taken - kept}}
         return detail
+
+    def _lacks_frames(self, process: Process) -> bool:
+        """Return whether another look may show frames: on a crowded host none may come in time."""
+        stack, looks = self.stacks.get(process), self._looks[process]
+        return stack is not None and not stack.main and self._asked[process] <= looks < _LOOKS_MOST
 
     def _lacks_holder(self, process: Process) -> bool:
         """Return whether another look may show a thread that holds the GIL, other than the main one."""
