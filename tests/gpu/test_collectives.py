@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from ppkernels.gpu import collectives
+from ppkernels.gpu import collectives, rank_memory
 from ppkernels.norms import Norm
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -65,7 +65,7 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectives, "TILE", 64)
     monkeypatch.setattr(collectives, "WORD_BYTES", 512)
     # A look at a flag takes the interpreter a third of a millisecond, so 8192 of them are seconds.
-    monkeypatch.setattr(collectives, "_LOOKS", tl.constexpr(8))
+    monkeypatch.setattr(rank_memory, "_LOOKS", tl.constexpr(8))
     load = InterpreterBuilder.create_masked_load
 
     def patient(*arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def read_once(few_programs: None) -> None:
 @functools.cache
 def read_sources() -> None:
     memory = torch.zeros(2 * collectives.memory_bytes(2, PART_BYTES), dtype=torch.uint8)
-    word = torch.tensor([collectives.RELEASED])  # so that rank 0 waits for no other
+    word = torch.tensor([rank_memory.RELEASED])  # so that rank 0 waits for no other
     addresses = [memory.data_ptr(), memory.data_ptr() + len(memory) // 2]
     member = Member(0, 2, addresses, word.data_ptr())
     for dtype in (torch.float32, torch.float16):
@@ -207,7 +207,7 @@ def test_a_rank_finds_the_newest_call_of_another_in_its_memory(way: str, monkeyp
     size, base = 2, 3 << 40
     one = collectives.memory_bytes(size, PART_BYTES)
     memory = torch.zeros(size * one, dtype=torch.uint8)
-    word = torch.tensor([collectives.RELEASED])  # so that neither waits
+    word = torch.tensor([rank_memory.RELEASED])  # so that neither waits
     members = [
         Member(rank, size, [memory.data_ptr(), memory.data_ptr() + one], word.data_ptr(), base) for rank in (0, 1)
     ]
@@ -276,7 +276,7 @@ def test_a_released_rank_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(collectives, "TWO_SHOT_BYTES", 0)
             member.reduce(torch.ones(1, 64))
 
-    together(2, live, word_value=collectives.RELEASED)
+    together(2, live, word_value=rank_memory.RELEASED)
 
 
 def test_a_rank_that_has_not_joined_gets_its_own_part() -> None:

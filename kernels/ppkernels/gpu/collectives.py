@@ -14,17 +14,7 @@ Two inboxes alternate. A rank writes into one again in the next call but one. It
 the call between from every rank, each of which had read the older one before. A kernel begins when all
 before it on its stream have ended, so rows may go to other programs in each call.
 
-Memory of a rank, on its device:
-
-    data        [2][size][part_bytes], by call and sender
-    flags       int64 [2][size][PROGRAMS], by shot and sender
-    words       int64 [2][size][WORD_BYTES / 4], by call and sender; zero before the ranks join
-
-Table of a rank, int64 on its device:
-
-    0                   1: the ranks have joined; 0: a call returns this rank's own part
-    1                   address of a word of host memory; `RELEASED` or more lets waits end, results are void
-    2 ... 2 + size      address of each rank's memory
+Memory and table of a rank are in `rank_memory`.
 """
 
 from __future__ import annotations
@@ -37,6 +27,7 @@ from torch import Tensor
 
 from ppkernels.gpu.chain import chains, follow, let_follow
 from ppkernels.gpu.norms import normed
+from ppkernels.gpu.rank_memory import JOINED, count_call, data_at, meet, read_words, send_words
 
 PROGRAMS = 128
 """Most programs of a call; all of them must be resident at once."""
@@ -53,15 +44,6 @@ TILE = 2048
 """Elements that a program of a gather moves at once."""
 WARP = 512
 """Elements of a row that a warp adds."""
-RELEASED = 1 << 62
-_JOINED, _RELEASE_WORD, _MEMORY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-_RELEASED = tl.constexpr(RELEASED)
-_LOOKS = tl.constexpr(8192)
-"""Looks at a flag between two looks at host memory, some milliseconds apart.
-
-A look at host memory takes 0.6 µs for each warp of the card, one after the other. With 256 looks between them a rank
-that waited was late for the next call, so that the other waited, and so on: a call took 0.2 to 2 ms.
-"""
 
 
 def memory_bytes(size: int, part_bytes: int) -> int:
@@ -202,20 +184,20 @@ def _reduce_rows(
     if BIAS:
         shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     follow(CHAIN)
-    joined = tl.load(table + _JOINED) != 0
+    joined = tl.load(table + JOINED) != 0
     number = tl.load(counters + program) + 1
     parity = number & 1
     if joined:
         if WORDS:
-            _send_words(part, rows, number, table, WIDTH, RANK, SIZE, WORDS_AT, WORDS, BLOCK)
+            send_words(part, rows, number, table, WIDTH, RANK, SIZE, WORDS_AT, WORDS, BLOCK)
         else:
             for peer in tl.static_range(SIZE):
                 if peer != RANK:
-                    theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                    theirs = data_at(part, table, peer, RANK, parity, SIZE, PART_BYTES)
                     for row in range(program, rows, programs):
                         at = row * WIDTH + column
                         tl.store(theirs + at, tl.load(part + at, mask=inside), mask=inside)
-            _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
+            meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
     released = tl.zeros((), tl.int64)
     for row in range(program, rows, programs):
         at = row * WIDTH + column
@@ -227,12 +209,12 @@ def _reduce_rows(
                 if peer == RANK:
                     total += own
                 elif WORDS:
-                    values, released = _read_words(
+                    values, released = read_words(
                         part, row, peer, number, released, table, WIDTH, RANK, SIZE, WORDS_AT, WORDS, BLOCK
                     )
                     total += values
                 else:
-                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    mine = data_at(part, table, RANK, peer, parity, SIZE, PART_BYTES)
                     total += tl.load(mine + at, mask=inside, other=0.0, cache_modifier=".cv").to(tl.float32)
         if NORM:
             place = residual + row * residual_stride + column
@@ -246,7 +228,7 @@ def _reduce_rows(
             if BIAS:
                 total += shift
         tl.store(output + at, total.to(output.dtype.element_ty), mask=inside)
-    _count(counters, program, programs, number, MOST)
+    count_call(counters, program, programs, number, MOST)
 
 
 @triton.jit
@@ -260,20 +242,20 @@ def _reduce_shares(
     that neither is written over the other.
     """
     program, programs, lanes = tl.program_id(0), tl.num_programs(0), tl.arange(0, TILE)
-    joined = tl.load(table + _JOINED) != 0
+    joined = tl.load(table + JOINED) != 0
     number = tl.load(counters + program) + 1
     parity = number & 1
     own, own_end = RANK * share, tl.minimum(elements, (RANK + 1) * share)
     if joined:
         for peer in tl.static_range(SIZE):
             if peer != RANK:
-                theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                theirs = data_at(part, table, peer, RANK, parity, SIZE, PART_BYTES)
                 for first in range(
                     peer * share + program * TILE, tl.minimum(elements, (peer + 1) * share), programs * TILE
                 ):
                     at = first + lanes
                     tl.store(theirs + at, tl.load(part + at, mask=at < elements), mask=at < elements)
-        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
+        meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
         for first in range(own + program * TILE, own_end, programs * TILE):
             at = first + lanes
             total = tl.zeros((TILE,), tl.float32)
@@ -281,25 +263,25 @@ def _reduce_shares(
                 if peer == RANK:
                     total += tl.load(part + at, mask=at < elements, other=0.0).to(tl.float32)
                 else:
-                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    mine = data_at(part, table, RANK, peer, parity, SIZE, PART_BYTES)
                     total += tl.load(mine + at, mask=at < elements, other=0.0, cache_modifier=".cv").to(tl.float32)
             kept = total.to(part.dtype.element_ty)
             tl.store(part + at, kept, mask=at < elements)
             for peer in tl.static_range(SIZE):
                 if peer != RANK:
-                    theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                    theirs = data_at(part, table, peer, RANK, parity, SIZE, PART_BYTES)
                     tl.store(theirs + at, kept, mask=at < elements)
-        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES + SIZE * MOST * 8, MOST)
+        meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES + SIZE * MOST * 8, MOST)
         for peer in tl.static_range(SIZE):
             if peer != RANK:
-                mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                mine = data_at(part, table, RANK, peer, parity, SIZE, PART_BYTES)
                 for first in range(
                     peer * share + program * TILE, tl.minimum(elements, (peer + 1) * share), programs * TILE
                 ):
                     at = first + lanes
                     sums = tl.load(mine + at, mask=at < elements, other=0.0, cache_modifier=".cv")
                     tl.store(part + at, sums, mask=at < elements)
-    _count(counters, program, programs, number, MOST)
+    count_call(counters, program, programs, number, MOST)
 
 
 @triton.jit
@@ -308,18 +290,18 @@ def _all_gather(
     RANK: tl.constexpr, SIZE: tl.constexpr, PART_BYTES: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     program, programs, lanes = tl.program_id(0), tl.num_programs(0), tl.arange(0, TILE)
-    joined = tl.load(table + _JOINED) != 0
+    joined = tl.load(table + JOINED) != 0
     number = tl.load(counters + program) + 1
     parity = number & 1
     if joined:
         count = (tl.load(columns + RANK + 1) - tl.load(columns + RANK)) * rows
         for peer in tl.static_range(SIZE):
             if peer != RANK:
-                theirs = _data(part, table, peer, RANK, parity, SIZE, PART_BYTES)
+                theirs = data_at(part, table, peer, RANK, parity, SIZE, PART_BYTES)
                 for first in range(program * TILE, count, programs * TILE):
                     at = first + lanes
                     tl.store(theirs + at, tl.load(part + at, mask=at < count), mask=at < count)
-        _meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
+        meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES, MOST)
     whole = tl.load(columns + SIZE)
     for peer in tl.static_range(SIZE):
         first_column = tl.load(columns + peer)
@@ -332,100 +314,7 @@ def _all_gather(
                 if peer == RANK:
                     values = tl.load(part + at, mask=at < count, other=0)
                 else:
-                    mine = _data(part, table, RANK, peer, parity, SIZE, PART_BYTES)
+                    mine = data_at(part, table, RANK, peer, parity, SIZE, PART_BYTES)
                     values = tl.load(mine + at, mask=at < count, other=0, cache_modifier=".cv")
                 tl.store(result + place, values, mask=at < count)
-    _count(counters, program, programs, number, MOST)
-
-
-@triton.jit
-def _data(part, table, owner: tl.constexpr, sender: tl.constexpr, parity, SIZE: tl.constexpr, PART_BYTES: tl.constexpr):
-    """Return where the part of `sender` is in the memory of `owner`."""
-    address = tl.load(table + _MEMORY + owner) + (parity * SIZE + sender) * PART_BYTES
-    # Said of the pointer: from a number, the compiler takes no alignment over, and moves element by element.
-    return tl.multiple_of(address.to(tl.pointer_type(part.dtype.element_ty)), 16)
-
-
-@triton.jit
-def _words(table, owner: tl.constexpr, sender: tl.constexpr, number, SIZE: tl.constexpr, AT: tl.constexpr,
-           WORDS: tl.constexpr):  # fmt: skip
-    address = tl.load(table + _MEMORY + owner) + AT + ((number & 1) * SIZE + sender) * (WORDS * 8)
-    return tl.multiple_of(address.to(tl.pointer_type(tl.int64)), 16)
-
-
-@triton.jit
-def _send_words(
-    part, rows, number, table,
-    WIDTH: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write this program's rows to the other ranks: 4 bytes of data below, the number of the call above them."""
-    pair = tl.arange(0, BLOCK // 2)
-    inside = pair < WIDTH // 2
-    flag = (number & 0xFFFFFFFF) << 32
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        at = row * (WIDTH // 2) + pair
-        data = tl.load(part.to(tl.pointer_type(tl.int32)) + at, mask=inside, other=0)
-        word = (data.to(tl.int64) & 0xFFFFFFFF) | flag
-        for peer in tl.static_range(SIZE):
-            if peer != RANK:
-                tl.store(_words(table, peer, RANK, number, SIZE, AT, WORDS) + at, word, mask=inside)
-
-
-@triton.jit
-def _read_words(
-    part, row, peer: tl.constexpr, number, released, table,
-    WIDTH: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Wait for a row of `peer`; return it in float32 [BLOCK], and the word of host memory as last seen."""
-    pair = tl.arange(0, BLOCK // 2)
-    inside = pair < WIDTH // 2
-    place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + row * (WIDTH // 2) + pair
-    flag = (number & 0xFFFFFFFF) << 32
-    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
-    looks = tl.zeros((), tl.int32)
-    word = tl.load(place, mask=inside, other=0, volatile=True)
-    missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
-    while (missing != 0) & (released < _RELEASED):
-        word = tl.load(place, mask=inside, other=0, volatile=True)
-        missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
-        looks += 1
-        if looks % _LOOKS == 0:
-            released = tl.load(host, volatile=True)
-    kind = part.dtype.element_ty
-    even = (word & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
-    odd = ((word >> 16) & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
-    return tl.interleave(even.to(tl.float32), odd.to(tl.float32)), released
-
-
-@triton.jit
-def _meet(table, number, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, MOST: tl.constexpr):
-    """Raise this program's flag at every rank once its data is there, and wait for the same program of theirs."""
-    program = tl.program_id(0)
-    tl.debug_barrier()
-    for peer in tl.static_range(SIZE):
-        if peer != RANK:
-            flags = (tl.load(table + _MEMORY + peer) + AT).to(tl.pointer_type(tl.int64))
-            tl.atomic_xchg(flags + RANK * MOST + program, number, sem="release", scope="sys")
-    flags = (tl.load(table + _MEMORY + RANK) + AT).to(tl.pointer_type(tl.int64))
-    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
-    released = tl.zeros((), tl.int64)
-    for peer in tl.static_range(SIZE):
-        if peer != RANK:
-            flag, looks = flags + peer * MOST + program, tl.zeros((), tl.int32)
-            raised = tl.load(flag, volatile=True)
-            while (raised < number) & (released < _RELEASED):
-                raised = tl.load(flag, volatile=True)
-                looks += 1
-                if looks % _LOOKS == 0:
-                    released = tl.load(host, volatile=True)
-            tl.atomic_add(flag, 0, sem="acquire", scope="sys")
-    tl.debug_barrier()
-
-
-@triton.jit
-def _count(counters, program, programs, number, MOST: tl.constexpr):
-    """Note the call, also for programs that it did not have: each counter has one program that writes it."""
-    lane = tl.arange(0, MOST)
-    tl.store(counters + lane, number, mask=lane % programs == program)
+    count_call(counters, program, programs, number, MOST)
