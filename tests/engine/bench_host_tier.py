@@ -47,7 +47,7 @@ SETTLE_S = 0.5
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the tokens of a prompt came from."""
+    """The sources of a prompt's tokens."""
 
     device: int
     host: int

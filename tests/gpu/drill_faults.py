@@ -3,7 +3,7 @@
     python tests/gpu/drill_faults.py [--stages 3] [--kinds a,b] [--write]     about 5 s a drill, deaths 10 s
     python tests/gpu/drill_faults.py --stages 2 --tensor 2 [--within 200]     each rank of both stages, for so many s
 
-One engine for all: what dies is started anew by the engine itself, which is part of the drill. An engine that does not
+One engine for all: the engine itself restarts processes that die, which is part of the drill. An engine that does not
 come back is replaced. `--write` puts the table into docs/diagnosis.md.
 """
 
@@ -148,7 +148,7 @@ class Drills:
             print(f"$ ppconsole {verb}   (exit code {ran.code})\n{ran.out}{ran.err}", flush=True)
 
     async def _mend(self, result: Result, restarting: asyncio.Task[object] | None) -> None:
-        """Bring the engine back: clear what can be cleared, wait for what is started anew."""
+        """Bring the engine back: clear what can be cleared, wait for processes that restart."""
         watcher, kind, stage, begun = self._watcher, result.kind, result.place.stage, time.monotonic()
         if kind.clears:
             await self._ask(ClearFaults())

@@ -17,7 +17,7 @@ class Result:
     kind: Kind
     place: Place
     stages: int
-    """Of the engine."""
+    """Stages of the engine."""
     tensor: int = 1
     """Ranks of each stage."""
     named_s: float | None = None

@@ -22,7 +22,7 @@ from standin_card import CPU
 
 WIDTH, MOST_ROWS, SUMS, GENERATIONS = 4, 6, 6, 3
 Plan = list[tuple[int, ...]]
-"""Of each sum, the rows of its pieces."""
+"""Rows of the pieces of each sum."""
 
 
 class Stage:
@@ -128,7 +128,7 @@ class Rank:
 
 
 class Residual:
-    """What a sum is added to: it compares."""
+    """A residual stream that compares the sum which is added to it."""
 
     def __init__(self, rank: Rank, number: int, piece: int, rows: int) -> None:
         self._rank, self._of = rank, (number, piece)
