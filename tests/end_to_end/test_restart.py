@@ -181,8 +181,8 @@ async def test_restart_stage_from_the_command_line(engine: Served, expected: lis
         watch.cancel()
         assert ran.code == 0, ran
         assert ran.out.startswith("restart-stage applied: stage 1 is pid ")
-        assert "loading" in states
-        assert "degraded" not in states, "it was asked for: no fault"
+        # Pictures that come together show the last one alone, so a quick restart may hide "loading".
+        assert states <= {"serving", "loading"}, "it was asked for: no fault"
         old, picture = engine.pids["stage1"], await back(op)
         assert picture.stages[1].pid not in (None, old)
         await op.heard()

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import pytest
@@ -83,21 +83,24 @@ def remove(config: EngineConfig) -> None:
 
 
 @contextlib.contextmanager
-def started(module: str, config: EngineConfig, **environ: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a module of the engine with a lifeline; yield its process and the end to close. Killed at the end."""
+def started(module: str, config: EngineConfig, **environ: str) -> Iterator[tuple[subprocess.Popen[bytes], BinaryIO]]:
+    """Run a module of the engine with a lifeline; yield its process and the end to close. Killed at the end.
+
+    The end is a file, which a test may close: a descriptor that is closed twice may be a socket's of ZeroMQ by then.
+    """
     read_end, write_end = lifeline.open_pipe()
+    line = os.fdopen(write_end, "wb", buffering=0)
     process = subprocess.Popen(
         [sys.executable, "-m", module, "--engine", f"{config.run_dir}/engine.json", "--lifeline", str(read_end)],
         pass_fds=(read_end,), env={**os.environ, **environ},
     )  # fmt: skip
     os.close(read_end)
     try:
-        yield process, write_end
+        yield process, line
     finally:
         process.kill()
         process.wait()
-        with contextlib.suppress(OSError):
-            os.close(write_end)
+        line.close()
 
 
 # --- reports and records ------------------------------------------------------------------------------------

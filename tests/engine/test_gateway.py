@@ -687,7 +687,7 @@ def test_when_the_supervisor_is_gone_nothing_stays(world):
         )
         client = world.client(frames.TOPIC_SNAPSHOT)
         until(lambda: client.snapshot().stages[1].state == "dead")
-        os.close(world.line)
+        world.line.close()
         assert stubborn.wait(20) == -signal.SIGKILL
         assert world.process.wait(20) == 0
         assert elsewhere.poll() is None

@@ -337,7 +337,7 @@ def test_a_process_without_a_handler_is_not_signalled(monkeypatch, tmp_path):
 def test_the_agent_leaves_with_its_parent_and_on_sigterm(config):
     with agent(config) as (process, line, pull):
         next(reports(pull))
-        os.close(line)
+        line.close()
         assert process.wait(20) is not None
     with agent(config) as (process, _, pull):
         next(reports(pull))
