@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 
@@ -12,23 +11,15 @@ class Generations:
     def __init__(self, first: int) -> None:
         self.current = first
         self.newest = first
-        self._on_newer: Callable[[], None] | None = None
-        self._lock = threading.Lock()
-
-    def when_newer(self, call: Callable[[], None] | None) -> None:
-        """Have `call` called when the present generation is over, by the thread that receives the news; None: nothing.
-
-        A call that has begun ends before this returns. So a release that comes late is none of the next generation.
-        """
-        with self._lock:
-            self._on_newer = call
+        self.on_newer: Callable[[], None] | None = None
+        """Called when the present generation is over, by the thread that receives the news."""
 
     def announce(self, generation: int) -> None:
         """Note that the core has begun a generation."""
-        with self._lock:
-            self.newest = max(self.newest, generation)
-            if self.superseded and self._on_newer is not None:
-                self._on_newer()
+        self.newest = max(self.newest, generation)
+        on_newer = self.on_newer
+        if self.superseded and on_newer is not None:
+            on_newer()
 
     def enter(self) -> int:
         """Go on in the newest generation, and return it."""

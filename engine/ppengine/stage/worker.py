@@ -136,12 +136,12 @@ class StageWorker:
                 runner = self._faults.runner(runner)
             loop = StepLoop(runner, self._link, self._ring, self._generations)
             # Needed while this thread is held up in a call of the driver.
-            self._generations.when_newer(runner.release)
+            self._generations.on_newer = runner.release
             self._ring.phase(Phase.SERVING)
             self._link.send(msgspec.structs.replace(loaded.ready, generation=generation, carrier=runner.carrier))
             with torch.inference_mode():
                 self._serve(loop, loaded.resources.launches)
-            self._generations.when_newer(None)
+            self._generations.on_newer = None
             self._leave(runner, loop, loaded)
             return
         self._lose(0, str(lost), lost)
