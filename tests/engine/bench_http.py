@@ -74,6 +74,11 @@ def read_all(port: int, streams: int, tokens: int) -> None:
         sock = socket.create_connection(("127.0.0.1", port))
         sock.sendall(request)
         selector.register(sock, selectors.EVENT_READ, bytearray())
+    read_to_ends(selector)
+
+
+def read_to_ends(selector: selectors.BaseSelector) -> None:
+    """Read streams, registered with a bytearray each, to their ends."""
     while selector.get_map():
         for key, _ in selector.select():
             assert isinstance(key.fileobj, socket.socket)

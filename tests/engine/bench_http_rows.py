@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from bench_http import MODEL, until_it_serves
+from bench_http import MODEL, read_to_ends, until_it_serves
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.protocol.frames import Codec, encode
@@ -126,15 +126,7 @@ def read_all(sides: list[Side], rows: int, tokens: int) -> None:
             sock = socket.create_connection(("127.0.0.1", side.port))
             sock.sendall(request)
             selector.register(sock, selectors.EVENT_READ, bytearray())
-        while selector.get_map():
-            for key, _ in selector.select():
-                assert isinstance(key.fileobj, socket.socket)
-                data = key.fileobj.recv(1 << 16)
-                key.data[:] = (key.data + data)[-20:]
-                if b"[DONE]" in key.data:
-                    selector.unregister(key.fileobj)
-                    key.fileobj.close()
-                assert data, "a stream has no end"
+        read_to_ends(selector)
 
 
 def measure(sides: list[Side], rows: int, step_s: float, steps: int) -> None:

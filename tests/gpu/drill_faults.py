@@ -1,7 +1,7 @@
 """Faults of a GPU on demand: stages on the cards there are, under load, each kind at the first, a middle and the last.
 
     python tests/gpu/drill_faults.py [--stages 3] [--kinds a,b] [--write]     about 5 s a drill, deaths 10 s
-    python tests/gpu/drill_faults.py --stages 2 --tensor 2 [--within 200]     each rank of both stages, for so many s
+    python tests/gpu/drill_faults.py --stages 2 --tensor 2 [--within 200]     each rank of both stages; ends after 200 s
 
 One engine for all: the engine itself restarts processes that die, which is part of the drill. An engine that does not
 come back is replaced. `--write` puts the table into docs/diagnosis.md.
