@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ppkernels.shared_prefixes import SharedPrefixes
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -33,3 +35,5 @@ class Batch:
     """Whether every row has one token."""
     block_size: int
     """Tokens of a block."""
+    shared: SharedPrefixes | None = None
+    """Prefixes that decodes share, which GPUs read once; None: each row reads all of its own."""

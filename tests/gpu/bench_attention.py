@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
+import numpy as np
 import torch
 from ppkernels.attention_plan import AttentionPlan
 from ppkernels.batch import Batch
@@ -19,6 +21,7 @@ from ppkernels.kv_layout import cache_shape
 from ppkernels.paged_attention import paged_attention
 from ppkernels.rotary import rotate
 from ppkernels.rotate_and_store import rotate_and_store
+from ppkernels.shared_prefixes import find_shared, on_device, pad_words, words_of
 from ppkernels.store_kv import store_kv
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,12 +31,16 @@ BLOCK = 16
 LEAST_BYTES = 1 << 30
 MODELS = {"OPT-6.7B": (32, 32, 128, torch.float16), "Llama-8B": (32, 8, 128, torch.bfloat16)}
 
+PARTS = {f"Llama-8B, rank of {n}": (32 // n, 8 // n, 128, torch.bfloat16) for n in (2, 4)}
+
 
 def main() -> None:
     rate = copy_rate()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {rate:.0f} GB/s\n")
     for name, model in MODELS.items():
         bench_decode(name, model, rate)
+    for name, model in {**MODELS, **PARTS}.items():
+        bench_shared(name, model)
     for name, model in MODELS.items():
         bench_prefill(name, model)
     for name, model in MODELS.items():
@@ -60,6 +67,36 @@ def bench_decode(name: str, model: tuple[int, int, int, torch.dtype], rate: floa
             )
             speed = size / own / 1e3
             print(f"  {batch:4} x {context:5} {own:9.1f} {speed:5.0f}  {speed / rate:4.0%} | {theirs:9.1f}")
+
+
+def bench_shared(name: str, model: tuple[int, int, int, torch.dtype]) -> None:
+    """Print decodes that share a prefix: each row reads it, a tile of rows does, and the same launches without one."""
+    heads, kv_heads, width, dtype = model
+    print(f"\n{name} shared prefix    each row µs   once µs        | nothing shared, µs")
+    for rows, prefix, own in (
+        (256, 1_504, 100),
+        (128, 1_504, 100),
+        (32, 1_504, 100),
+        (16, 12_000, 200),
+        (4, 12_000, 200),
+    ):
+        lengths = [prefix + 1 + n * 2 * own // rows for n in range(rows)]
+        caches, step = paged([(length - 1, 1) for length in lengths], kv_heads, width, dtype, 8)
+        step.block_tables[1:, : prefix // BLOCK] = step.block_tables[0, : prefix // BLOCK]
+        fused = torch.randn(rows, heads + 2 * kv_heads, width, device=DEVICE, dtype=dtype)
+        words = find_shared(
+            step.block_tables.cpu().numpy().astype(int), np.array(lengths), np.ones(rows, int), BLOCK, 1
+        )
+        none = np.zeros(words_of(rows), int)
+        pad_words(None, 0, none, rows)
+        times = []
+        for found in (None, words, none):
+            there = None if found is None else on_device(torch.tensor(found, dtype=torch.int32, device=DEVICE), rows)
+            plan = AttentionPlan(replace(step, shared=there), heads, dtype)
+            times.append(per_layer(lambda kv, fused=fused, plan=plan: paged_attention(fused, kv, plan), caches))
+        each, once, empty = times
+        label = f"{rows} x {prefix} and {own}"
+        print(f"  {label:24} {each:11.1f} {once:9.1f}  {each / once:5.2f} | {empty:9.1f}  {empty - each:+.1f}")
 
 
 def bench_prefill(name: str, model: tuple[int, int, int, torch.dtype]) -> None:

@@ -98,3 +98,12 @@ def plain_attention(paged: Paged, query: Tensor) -> Tensor:
                 outputs.append(torch.softmax(scores, 0) @ values[:visible, shared])
             token += 1
     return torch.stack(outputs).view(token, heads * width)
+
+
+def share(paged: Paged, rows: list[int], tokens: int) -> None:
+    """Make the first `tokens` of `rows`, whole blocks, those of the first of them: one prefix in the same blocks."""
+    first, blocks = rows[0], tokens // paged.batch.block_size
+    for row in rows[1:]:
+        paged.batch.block_tables[row, :blocks] = paged.batch.block_tables[first, :blocks]
+        paged.keys[row][:tokens] = paged.keys[first][:tokens]
+        paged.values[row][:tokens] = paged.values[first][:tokens]

@@ -6,6 +6,9 @@ part writes its output and the log-sum-exp of its scores, and a second kernel co
 
 The grid depends on shapes alone, so a captured launch is right for any lengths: programs without
 work return at once.
+
+A prefix that rows share is read before, for all of them at once (`shared_decode`). The first part
+of a row goes on from there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.batch import Batch
+from ppkernels.gpu.attend_slots import attend_slots, part_slots
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
+from ppkernels.gpu.shared_decode import MOST_PARTS, MOST_WHOLE_PARTS, attend_shared, join_prefix, place_in_sums
+from ppkernels.shared_prefixes import TILE_ROWS
 
 LEAST_ROWS = 16
 """Rows of the smallest matrix product: fewer query heads are padded."""
@@ -24,6 +30,7 @@ PROGRAMS_PER_PROCESSOR = 2
 """Programs for each multiprocessor; with more, parts are small and their sum costs more than it
 gains.
 """
+PREFIX_STEP = (*STEP, "prefix_used", "prefix_lengths", "prefix_places", "card_places")
 
 
 def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
@@ -42,6 +49,13 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
     if parts > 1:
         partial = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
         weights = torch.empty((rows, heads, parts), dtype=torch.float32, device=kv.device)
+    prefix = None
+    used = lengths = row_places = prefix_sums = prefix_weights = output  # not used without a shared prefix
+    if batch.shared is not None:
+        most = MOST_WHOLE_PARTS if parts == 1 else MOST_PARTS
+        prefix = attend_shared(fused, kv, batch, batch.shared, heads, tiles.slots, places, most.value)
+        used, lengths, row_places = batch.shared.used, batch.shared.lengths, batch.shared.places
+        prefix_sums, prefix_weights = prefix.sums, prefix.weights
     _attend[kv_heads, rows, parts](
         fused,
         kv,
@@ -51,6 +65,12 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         output,
         partial,
         weights,
+        used,
+        lengths,
+        row_places,
+        prefix_sums,
+        prefix_weights,
+        places,
         fused.stride(0),
         batch.block_tables.stride(0),
         head_dim**-0.5 * LOG2_E,
@@ -62,6 +82,9 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         BLOCK_SIZE=block_size,
         TILE=tiles.slots,
         WHOLE=parts == 1,
+        PREFIX_ROWS=0 if prefix is None else prefix.rows,
+        PREFIX_SCORES=0 if prefix is None else prefix_sums.shape[1],
+        TILE_ROWS=TILE_ROWS,
         DOT=dot_type(kv.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
@@ -73,10 +96,21 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
             batch.seq_lens,
             batch.query_start,
             output,
+            used,
+            lengths,
+            row_places,
+            prefix_sums,
+            prefix_weights,
+            places,
             parts,
+            KV_HEADS=kv_heads,
+            GROUP=group,
             HEAD_DIM=head_dim,
             WIDE=wide,
             TILE=tiles.slots,
+            PREFIX_ROWS=0 if prefix is None else prefix.rows,
+            PREFIX_SCORES=0 if prefix is None else prefix_sums.shape[1],
+            TILE_ROWS=TILE_ROWS,
             PARTS_WIDE=parts_wide(parts),
             num_warps=4,
         )
@@ -108,12 +142,13 @@ def parts_wide(parts: int) -> int:
 
 
 @triton.jit
-def _share(length, parts, TILE: tl.constexpr):
-    """Return the slots of each part of a context, in whole tiles."""
-    return tl.cdiv(tl.cdiv(length, TILE), parts) * TILE
+def _prefix_of(row, prefix_lengths, prefix_places, TILE_ROWS: tl.constexpr):
+    """Return a row's place in the tiles of shared prefixes, and the length of its prefix; 0 without one."""
+    place = tl.load(prefix_places + row).to(tl.int32)
+    return place, tl.load(prefix_lengths + tl.maximum(place, 0) // TILE_ROWS, place >= 0, 0).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=STEP, do_not_specialize_on_alignment=STEP)
+@triton.jit(do_not_specialize=PREFIX_STEP, do_not_specialize_on_alignment=PREFIX_STEP)
 def _attend(
     query,
     kv,
@@ -123,6 +158,12 @@ def _attend(
     output,
     partial,
     weights,
+    prefix_used,
+    prefix_lengths,
+    prefix_places,
+    prefix_sums,
+    prefix_weights,
+    card_places,
     query_stride,
     table_stride,
     scale,
@@ -134,6 +175,9 @@ def _attend(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     WHOLE: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
+    PREFIX_SCORES: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     DOT: tl.constexpr,
 ):
     kv_head, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -141,10 +185,13 @@ def _attend(
     if tl.load(query_start + row + 1) - token != 1:
         return
     length = tl.load(lengths + row).to(tl.int32)
-    begin, end = 0, length
+    begin, end, prefix_length, prefix_place = 0, length, 0, 0
+    if PREFIX_ROWS:
+        prefix_place, prefix_length = _prefix_of(row, prefix_lengths, prefix_places, TILE_ROWS)
+        begin = prefix_length
     if not WHOLE:
-        share = _share(length, tl.num_programs(2), TILE)
-        begin = part * share
+        share = part_slots(length - prefix_length, tl.num_programs(2), TILE)
+        begin = prefix_length + part * share
         end = tl.minimum(begin + share, length)
         if begin >= end:
             return
@@ -155,28 +202,19 @@ def _attend(
     shared = (kv_head * GROUP + group)[:, None] * HEAD_DIM + column[None, :]
     kept = (group < GROUP)[:, None] & inside[None, :]
     queries = tl.load(query + token * query_stride + shared, kept, 0.0).to(DOT)
-    largest = tl.full((GROUP_ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_ROWS,), tl.float32)
-    sums = tl.zeros((GROUP_ROWS, WIDE), tl.float32)
-    for first in range(begin, end, TILE):
-        slot = first + tl.arange(0, TILE)
-        seen = slot < end
-        block = tl.load(tables + row * table_stride + slot // BLOCK_SIZE, seen, 0).to(tl.int64)
-        at = (block * (2 * BLOCK_SIZE) + slot % BLOCK_SIZE) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        place = kv + at[:, None] + column[None, :]
-        read = seen[:, None] & inside[None, :]
-        # Hidden slots are not read: a weight of 0 does not hide a NaN.
-        keys = tl.load(place, read, 0.0).to(DOT)
-        values = tl.load(place + BLOCK_SIZE * KV_HEADS * HEAD_DIM, read, 0.0).to(DOT)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        above = tl.maximum(largest, tl.max(scores, 1))
-        weight = tl.exp2(scores - above[:, None])
-        fade = tl.exp2(largest - above)
-        total = total * fade + tl.sum(weight, 1)
-        sums = tl.dot(weight.to(DOT), values, sums * fade[:, None], input_precision="ieee")
-        largest = above
-
+    largest, total, sums = attend_slots(
+        queries, kv, tables + row * table_stride, begin, end, kv_head, scale, inside,
+        KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, DOT,
+    )  # fmt: skip
+    if PREFIX_ROWS and WHOLE:
+        first, prefix_parts = place_in_sums(
+            prefix_place, prefix_length, kv_head, prefix_used, card_places,
+            KV_HEADS, PREFIX_ROWS, TILE_ROWS, PREFIX_SCORES, TILE, MOST_WHOLE_PARTS,
+        )  # fmt: skip
+        largest, total, sums = join_prefix(
+            largest, total, sums, first, prefix_parts, group, column, kept, prefix_sums, prefix_weights,
+            GROUP, PREFIX_SCORES, HEAD_DIM, MOST_WHOLE_PARTS,
+        )  # fmt: skip
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     if WHOLE:
         tl.store(output + token * (KV_HEADS * GROUP * HEAD_DIM) + shared, sums.to(output.dtype.element_ty), kept)
@@ -187,29 +225,43 @@ def _attend(
 
 
 @triton.jit
-def weigh_parts(partial, weights, first, part, column, written, inside, HEAD_DIM: tl.constexpr):
-    """Return the output [WIDE] of which `written` parts, from index `first` on, have sums and log-sum-exps."""
-    scores = tl.load(weights + first + part, written, float("-inf"))
+def weigh_parts(partial, weights, index, column, written, inside, HEAD_DIM: tl.constexpr):
+    """Return the output [WIDE] of which the `written` parts at `index` have sums and log-sum-exps.
+
+    Also return its largest log-sum-exp, and its weight in relation to that.
+    """
+    scores = tl.load(weights + index, written, float("-inf"))
     largest = tl.maximum(tl.max(scores, 0), -1e38)  # finite without a part
     weight = tl.exp2(scores - largest)
     total = tl.sum(weight, 0)
     weight = weight / tl.where(total == 0.0, 1.0, total)
     read = written[:, None] & inside[None, :]
-    sums = tl.load(partial + (first + part)[:, None] * HEAD_DIM + column[None, :], read, 0.0)
-    return tl.sum(sums * weight[:, None], 0)
+    sums = tl.load(partial + index[:, None] * HEAD_DIM + column[None, :], read, 0.0)
+    return tl.sum(sums * weight[:, None], 0), largest, total
 
 
-@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=STEP)
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=PREFIX_STEP)
 def _weigh(
     partial,
     weights,
     lengths,
     query_start,
     output,
+    prefix_used,
+    prefix_lengths,
+    prefix_places,
+    prefix_sums,
+    prefix_weights,
+    card_places,
     parts,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
+    PREFIX_ROWS: tl.constexpr,
+    PREFIX_SCORES: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
 ):
     head, heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
@@ -217,9 +269,26 @@ def _weigh(
     if tl.load(query_start + row + 1) - token != 1:
         return
     length = tl.load(lengths + row).to(tl.int32)
+    if PREFIX_ROWS:
+        prefix_place, prefix_length = _prefix_of(row, prefix_lengths, prefix_places, TILE_ROWS)
+        length -= prefix_length
     part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
     inside = column < HEAD_DIM
-    written = (part < parts) & (part * _share(length, parts, TILE) < length)
+    written = (part < parts) & (part * part_slots(length, parts, TILE) < length)
     first = (row * heads + head) * parts
-    result = weigh_parts(partial, weights, first, part, column, written, inside, HEAD_DIM)
+    index = first + part
+    result, largest, total = weigh_parts(partial, weights, index, column, written, inside, HEAD_DIM)
+    if PREFIX_ROWS:
+        place, filled = place_in_sums(
+            prefix_place, prefix_length, head // GROUP, prefix_used, card_places,
+            KV_HEADS, PREFIX_ROWS, TILE_ROWS, PREFIX_SCORES, TILE, MOST_PARTS,
+        )  # fmt: skip
+        prefix_part = tl.arange(0, MOST_PARTS)
+        index = place + head % GROUP + prefix_part * PREFIX_SCORES
+        there = prefix_part < filled
+        above, top, share = weigh_parts(prefix_sums, prefix_weights, index, column, there, inside, HEAD_DIM)
+        most = tl.maximum(largest, top)
+        total, share = total * tl.exp2(largest - most), share * tl.exp2(top - most)
+        both = total + share
+        result = (result * total + above * share) / tl.where(both == 0.0, 1.0, both)
     tl.store(output + (token * heads + head) * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)

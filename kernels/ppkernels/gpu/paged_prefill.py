@@ -299,5 +299,5 @@ def _weigh(
     part, column = tl.arange(0, PARTS_WIDE), tl.arange(0, WIDE)
     inside, written = column < HEAD_DIM, (part < parts) & (part * share < end)
     place = token.to(tl.int64) * heads + head
-    result = weigh_parts(partial, weights, place * parts, part, column, written, inside, HEAD_DIM)
+    result, _, _ = weigh_parts(partial, weights, place * parts + part, column, written, inside, HEAD_DIM)
     tl.store(output + place * HEAD_DIM + column, result.to(output.dtype.element_ty), inside)
