@@ -31,7 +31,7 @@ from ppengine.models.layers import Linear
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row, Step
 from ppengine.stage.backends.base import Ends
 from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
-from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs
+from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Padding
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.backends.cuda.host_copies import HostCopies
 from ppengine.stage.backends.cuda.streams import Stream
@@ -115,7 +115,7 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, s
     compute = Stream("compute", DEVICE)
     latest = torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE)
     graphs = DecodeGraphs(model, caches, compute, max(sizes), -(-LENGTH // BLOCK), BLOCK, latest, None)
-    graphs.sizes = sorted(sizes)
+    graphs.sizes, graphs.shared_sizes = sorted(sizes), []
     graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
     state = BatchState(LENGTH, BLOCK)
     buffers: Any = SimpleNamespace(
@@ -136,7 +136,7 @@ def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, s
         register(runner, max(sizes), blocks, context, spread)
         for rows in sizes:
             step, host = run_steps(runner, decodes(rows, context))
-            graph = graphs._graphs[rows][0]
+            graph = graphs._graphs[Padding(rows, shared=False)][0]
             with compute.use():
                 replay = median_us(graph.replay)
                 kernels = breakdown(graph.replay, model)

@@ -21,6 +21,7 @@ from ppengine.stage.profile_run import CONTEXTS, small_steps
 from ppengine.stage.rank_group import LoneRank
 from ppkernels.batch import Batch
 from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill, sampling
+from ppkernels.shared_prefixes import LEAST_TOKENS, on_device, words_of
 from standin_card import TOKENS, WIDTH, Device, Layers, Pair, StandInStage, alone, decode, prompt, request
 from torch import Tensor
 
@@ -182,13 +183,17 @@ class Attention:
         self._kv = torch.empty(1, 2, BLOCK, kv_heads, HEAD_DIM, dtype=torch.bfloat16)
         self._width = heads + 2 * kv_heads
 
-    def step(self, tokens: int, rows: int, longest: int, decodes: bool) -> set[Variant]:
-        """Return the variants of a step of `tokens`; the last row has those that the others have not."""
+    def step(self, tokens: int, rows: int, longest: int, decodes: bool, shared: bool = False) -> set[Variant]:
+        """Return the variants of a step of `tokens`; the last row has those that the others have not.
+
+        `shared`: some rows share prefixes.
+        """
         lens = [1 if decodes else 2] * (rows - 1)
         ints = torch.empty(rows + 1, dtype=torch.int32)
         tables = torch.empty(rows, -(-longest // BLOCK), dtype=torch.int32)
         lens.append(tokens - sum(lens))
-        batch = Batch(ints, ints, ints, lens, ints, tables, tokens == rows, BLOCK)
+        prefixes = on_device(torch.empty(words_of(rows), dtype=torch.int32), rows) if shared else None
+        batch = Batch(ints, ints, ints, lens, ints, tables, tokens == rows, BLOCK, prefixes)
         fused = torch.empty(tokens, self._width, HEAD_DIM, dtype=torch.bfloat16)
         output = torch.empty(tokens, self._heads * HEAD_DIM, dtype=torch.bfloat16)
         if decodes or tokens == 1:
@@ -210,14 +215,18 @@ def test_boot_launches_the_attention_of_each_step(
     warmed |= attention.step(8192, 1, LONGEST, decodes=False)
     for size in decode_graphs.batch_sizes(most):
         warmed |= attention.step(size, size, LONGEST, decodes=True)
-    for tokens, rows in chunk_graphs.padded_shapes(8192, most):
-        warmed |= attention.step(tokens, rows, LONGEST, decodes=True)
+    for size in decode_graphs.shared_sizes(most):
+        warmed |= attention.step(size, size, LONGEST, decodes=True, shared=True)
+    for tokens, rows, shared in chunk_graphs.padded_shapes(8192, most):
+        warmed |= attention.step(tokens, rows, LONGEST, decodes=True, shared=shared)
     used: set[Variant] = set()
     for longest in (1, *CONTEXTS, 1000, 2500, 7000, 12_000, 25_000, LONGEST):
-        for rows in [*range(1, min(most, 40) + 1), most]:
+        for rows in [*range(1, min(most, 40) + 1), min(most, 100), most]:
             used |= attention.step(rows, rows, longest, decodes=True)
             for more in (1, 2000, 6000):
                 used |= attention.step(rows + more, rows, longest, decodes=True)
+                if rows > chunk_graphs.FEW_ROWS and longest > LEAST_TOKENS:
+                    used |= attention.step(rows + more, rows, longest, decodes=True, shared=True)
     assert used - warmed == set()
 
 

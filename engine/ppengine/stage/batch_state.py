@@ -15,6 +15,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
 from ppkernels.cpu.rows import lay_out
+from ppkernels.shared_prefixes import find_shared
 
 from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTERED, Register, Row
 
@@ -49,6 +50,14 @@ class Plan:
     def last_tokens(self) -> Ints:
         """[R]: for each sampled row the index, in the batch, of its last token."""
         return self.query_start[1:][self.sampled] - 1
+
+    def shared_prefixes(self, least: int) -> Ints | None:
+        """Return the prefixes that rows with one token share, as `SharedPrefixes` has them.
+
+        None if that saves reading fewer than `least` tokens.
+        """
+        tables = self.batch.block_tables.numpy()
+        return find_shared(tables, self.ends, np.diff(self.query_start), self.batch.block_size, least)
 
 
 class BatchState:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
+from ppkernels.shared_prefixes import least_saved, on_device, pad_words, words_of
 from torch import Tensor
 
 from ppengine.models import StageModel
@@ -30,6 +31,10 @@ SIZES = (64, 128, 192, 256, 384, 512, 768, 1024)
 """Padded numbers of tokens; from 128 on less than half as many again as a step has."""
 ROWS = (32, 128, 512)
 """Padded numbers of rows; a step has no more rows than tokens."""
+FEW_ROWS = ROWS[0]
+"""Rows up to which steps with prompts read a shared prefix for each row."""
+SHARED_SIZES = (256, 512, 768, 1024)
+"""Padded numbers of tokens of steps that read shared prefixes once."""
 _ALIGNED = 4
 """Integers by which a column by row is longer than the most rows. One of them is used, and columns begin at multiples
 of 16 bytes, or kernels would be compiled once more."""
@@ -42,12 +47,18 @@ class Padded(NamedTuple):
 
     tokens: int
     rows: int
+    shared: bool = False
+    """Whether rows share prefixes."""
 
 
 def padded_shapes(tokens: int, rows: int) -> list[Padded]:
     """Return the shapes for steps of at most `tokens` and `rows`, from small to large."""
     wide = sorted({min(count, rows) for count in ROWS})
-    return sorted({Padded(size, min(count, size)) for size in SIZES if size <= tokens for count in wide})
+    plain = {Padded(size, min(count, size)) for size in SIZES if size <= tokens for count in wide}
+    return sorted(
+        plain
+        | {shape._replace(shared=True) for shape in plain if shape.rows > FEW_ROWS and shape.tokens in SHARED_SIZES}
+    )
 
 
 class ChunkGraphs:
@@ -71,12 +82,13 @@ class ChunkGraphs:
         self.shapes = padded_shapes(most, requests)
         self._model, self._layers, self.compute = model, layers, compute
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
-        tokens, rows = self.shapes[-1] if self.shapes else Padded(0, 0)
+        self._least_saved = least_saved(layers[0])
+        tokens, rows, _ = self.shapes[-1] if self.shapes else Padded(0, 0)
         column = -(-rows // 4) * 4 + _ALIGNED
-        self._wide = _BY_TOKEN * tokens, _BY_ROW * column
+        self._wide = _BY_TOKEN * tokens, _BY_ROW * column, words_of(rows)
         length = sum(self._wide) + rows * blocks
         self._staging = Staging("chunk integers", length, compute, layers[0].device)
-        by_token, by_row, tables = self._parts(self._staging.on_device)
+        by_token, by_row, self._words, tables = self._parts(self._staging.on_device)
         self._by_token: list[Tensor] = list(by_token.view(_BY_TOKEN, tokens))
         self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, column))
         self._tables: Tensor = tables.view(rows, blocks)
@@ -95,15 +107,16 @@ class ChunkGraphs:
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: not too many tokens and rows."""
-        return self._shape(int(plan.query_start[-1]), len(plan.slots)) is not None
+        return self._shape(int(plan.query_start[-1]), len(plan.slots), shared=False) is not None
 
     def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
         """Launch the copy of a step's integers; `ids` [T] as for `DecodeGraphs`."""
         batch, rows, count, sampled = plan.batch, len(plan.slots), len(ids), len(plan.sampled)
-        shape = self._shape(count, rows)
+        shared = plan.shared_prefixes(self._least_saved) if rows > FEW_ROWS else None
+        shape = self._shape(count, rows, shared is not None) or self._shape(count, rows, shared=False)
         assert shape is not None, "a step that is not served"
         size = shape.tokens
-        by_token, by_row, tables = self._parts(self._staging.next())
+        by_token, by_row, words, tables = self._parts(self._staging.next())
         by_token, by_row = by_token.reshape(_BY_TOKEN, -1), by_row.reshape(_BY_ROW, -1)
         owners = np.repeat(plan.slots, np.diff(plan.query_start))
         columns = ids, owners, batch.positions.numpy(), batch.slot_mapping.numpy()
@@ -114,6 +127,8 @@ class ChunkGraphs:
         lengths[:rows], lengths[rows:] = plan.ends, 0
         last[:sampled], last[sampled:] = plan.last_tokens, 0
         slots[:sampled], positions[:sampled] = plan.sampled_slots, plan.ends[plan.sampled]
+        if shape.shared:
+            pad_words(shared, rows, words, shape.rows)
         found = batch.block_tables.numpy()
         tables.reshape(self._tables.shape)[:rows, : found.shape[1]] = found
         self._staging.send(sum(self._wide) + rows * self._tables.shape[1])
@@ -128,17 +143,19 @@ class ChunkGraphs:
         _, _, _, slots, positions = self._by_row
         return Launched(output[: sampled if self._model.last else count], slots[:sampled], positions[:sampled])
 
-    def _shape(self, tokens: int, rows: int) -> Padded | None:
+    def _shape(self, tokens: int, rows: int, shared: bool) -> Padded | None:
         """Return the smallest shape that a step fits into; None if it fits into none."""
-        return next((shape for shape in self.shapes if shape.tokens >= tokens and shape.rows >= rows), None)
+        fitting = (shape for shape in self.shapes if shape.tokens >= tokens and shape.rows >= rows)
+        return next((shape for shape in fitting if shape.shared == shared), None)
 
     def _parts(self, ints: Any) -> Any:
-        """Return what of `ints` is by token, by row, and block tables."""
-        by_token, by_row = self._wide
-        return ints[:by_token], ints[by_token : by_token + by_row], ints[by_token + by_row :]
+        """Return what of `ints` is by token, by row, of shared prefixes, and block tables."""
+        by_token, by_row, words = self._wide
+        tables = by_token + by_row + words
+        return ints[:by_token], ints[by_token : by_token + by_row], ints[by_token + by_row : tables], ints[tables:]
 
     def _forward(self, shape: Padded) -> Tensor:
-        size, rows = shape
+        size, rows, shared = shape
         tokens, owners, positions, mapping = (column[:size] for column in self._by_token)
         starts, lengths, last, _, _ = self._by_row
         batch = Batch(
@@ -150,6 +167,7 @@ class ChunkGraphs:
             block_tables=self._tables[:rows],
             decode_only=False,
             block_size=self._block_size,
+            shared=on_device(self._words, rows) if shared else None,
         )
         if self._hidden is None:
             hidden = embed(self._model, tokens, owners, positions, self._latest)

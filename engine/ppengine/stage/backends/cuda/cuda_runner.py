@@ -19,12 +19,13 @@ import torch
 from ppkernels.gpu.sampling import Parameters, choose, choose_adjusted, logprobs
 from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling_inputs import Adjustment
+from ppkernels.shared_prefixes import least_saved
 from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
-from ppengine.stage.backends.cuda.chunk_graphs import ChunkGraphs
+from ppengine.stage.backends.cuda.chunk_graphs import FEW_ROWS, ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
 from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
 from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
@@ -189,7 +190,10 @@ class CudaRunner(Runner):
         compute, incoming = buffers.compute, buffers.incoming
         look, finite = self._checks.looks_for_non_finite, self._finite
         with compute.use():
-            batch = batch_on_device(plan.batch, device)
+            # Graphs have launched the kernels that many rows need, with few rows there are more variants.
+            layers = self.cache.layers
+            shared = plan.shared_prefixes(least_saved(layers[0])) if len(plan.slots) > FEW_ROWS else None
+            batch = batch_on_device(plan.batch, device, shared)
             more = np.concatenate([ids, plan.last_tokens, plan.sampled_slots, plan.ends[plan.sampled], _owner(plan)])
             # int32 as in graphs, or each kernel that reads them would be compiled once more.
             parts = torch.from_numpy(more.astype(np.int32)).pin_memory().to(device, non_blocking=True)

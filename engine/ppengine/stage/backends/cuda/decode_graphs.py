@@ -3,7 +3,8 @@
 A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are
 padding: slot -1 and length 0, which store and read nothing. Each graph holds the layers of the
 stage, with the embedding on the first and the head on the last one; sampling comes after it,
-because its launches depend on the requests.
+because its launches depend on the requests. A step whose rows share prefixes has a graph that
+reads them once; there are fewer sizes of these.
 
 Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves
 every graph right.
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
+from ppkernels.shared_prefixes import least_saved, on_device, pad_words, words_of
 from torch import Tensor
 
 from ppengine.models import StageModel
@@ -32,10 +34,27 @@ _COLUMNS = 5
 _PADDING = (0, 0, 0, -1, 0)
 
 
+SHARED_SIZES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384)
+"""Padded sizes of steps whose rows share prefixes, beside the largest."""
+
+
 def batch_sizes(largest: int) -> list[int]:
     """Return the padded sizes up to `largest`: 1, 2, 4, multiples of 8, above 128 of 16, and above 256 of 32."""
     sizes = [1, 2, 4, *range(8, 129, 8), *range(144, 257, 16), *range(288, largest, 32), largest]
     return sorted({size for size in sizes if size <= largest})
+
+
+def shared_sizes(largest: int) -> list[int]:
+    """Return the padded sizes up to `largest` of steps whose rows share prefixes; none if all are too few."""
+    return sorted({min(size, largest) for size in (*SHARED_SIZES, largest) if largest >= SHARED_SIZES[0]})
+
+
+class Padding(NamedTuple):
+    """Shape of a graph."""
+
+    rows: int
+    shared: bool
+    """Whether rows share prefixes."""
 
 
 class Launched(NamedTuple):
@@ -90,31 +109,40 @@ class DecodeGraphs:
         latest: Tensor | None,
         hidden: Tensor | None,
     ) -> None:
-        self.sizes = batch_sizes(rows)
+        self.sizes, self.shared_sizes = batch_sizes(rows), shared_sizes(rows)
         self._model, self._layers, self.compute = model, layers, compute
         self._rows, self._blocks, self._block_size = rows, blocks, block_size
-        self._latest, self._hidden = latest, hidden
+        self._latest, self._hidden, self._least_saved = latest, hidden, least_saved(layers[0])
         device = layers[0].device
-        length = rows * (_COLUMNS + blocks)
+        self._tables_at = _COLUMNS * rows + words_of(rows)
+        length = self._tables_at + rows * blocks
         self._staging = Staging("decode integers", length, compute, device)
         ints = self._staging.on_device
         self._columns: list[Tensor] = list(torch.split(ints[: _COLUMNS * rows], rows))
-        self._tables = ints[_COLUMNS * rows :].view(rows, blocks)
+        self._words, self._tables = ints[_COLUMNS * rows : self._tables_at], ints[self._tables_at :].view(rows, blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._next = 0, 0
-        """Padded size and rows of the step that was loaded."""
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._next = Padding(0, False), 0
+        """Graph and rows of the step that was loaded."""
+        self._graphs: dict[Padding, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+
+    @property
+    def shapes(self) -> list[Padding]:
+        """All graphs, from small to large."""
+        plain = [Padding(size, False) for size in self.sizes]
+        return sorted(plain + [Padding(size, True) for size in self.shared_sizes])
 
     def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
-        """Capture all sizes, the largest first, so that the others fit into its memory.
+        """Capture all shapes, the largest first, so that the others fit into its memory.
 
         `progress(done)` is called before each.
         """
-        for done, size in enumerate(reversed(self.sizes)):
+        for done, shape in enumerate(reversed(self.shapes)):
             progress(done)
-            self._pad(self._staging.next(), 0, size)
+            array = self._staging.next()
+            self._pad(array, 0, shape.rows)
+            pad_words(None, 0, array[_COLUMNS * self._rows : self._tables_at], shape.rows)
             self._staging.send(len(self._staging.on_device))
-            self._graphs[size] = captured(self.compute, pool, partial(self._forward, size))
+            self._graphs[shape] = captured(self.compute, pool, partial(self._forward, shape))
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: decodes that all sample, not too many."""
@@ -126,22 +154,24 @@ class DecodeGraphs:
 
         `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
-        rows = len(plan.slots)
-        size = next(size for size in self.sizes if size >= rows)
+        rows, shared = len(plan.slots), plan.shared_prefixes(self._least_saved)
+        size = next(size for size in (self.sizes if shared is None else self.shared_sizes) if size >= rows)
         array = self._staging.next()
         self._pad(array, rows, size)
         tables = plan.batch.block_tables.numpy()
         columns = (ids, plan.slots, plan.starts, plan.batch.slot_mapping.numpy(), plan.ends)
         for number, column in enumerate(columns):
             array[number * self._rows : number * self._rows + rows] = column
-        array[_COLUMNS * self._rows :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
-        self._staging.send(_COLUMNS * self._rows + rows * self._blocks)
-        self._next = size, rows
+        array[self._tables_at :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
+        if shared is not None:
+            pad_words(shared, rows, array[_COLUMNS * self._rows : self._tables_at], size)
+        self._staging.send(self._tables_at + rows * self._blocks)
+        self._next = Padding(size, shared is not None), rows
 
     def run(self) -> Launched:
         """Launch the step that was loaded."""
-        size, rows = self._next
-        graph, output = self._graphs[size]
+        shape, rows = self._next
+        graph, output = self._graphs[shape]
         with self.compute.use():
             graph.replay()
         _, slots, _, _, lengths = self._columns  # a sampled token goes behind the row's last one
@@ -153,7 +183,8 @@ class DecodeGraphs:
             first = column * self._rows
             array[first + rows : first + size] = value
 
-    def _forward(self, size: int) -> Tensor:
+    def _forward(self, shape: Padding) -> Tensor:
+        size, shared = shape
         tokens, slots, positions, mapping, lengths = (column[:size] for column in self._columns)
         batch = Batch(
             positions=positions,
@@ -164,6 +195,7 @@ class DecodeGraphs:
             block_tables=self._tables[:size],
             decode_only=True,
             block_size=self._block_size,
+            shared=on_device(self._words, size) if shared else None,
         )
         if self._hidden is None:
             hidden = embed(self._model, tokens, slots, positions, self._latest)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.sampling import DeviceSampling, choose, choose_adjusted, logprobs
 from ppkernels.gpu.token_masks import masked
+from ppkernels.shared_prefixes import find_shared
 from torch import Tensor
 
 from ppengine.common.config import EngineConfig
@@ -145,13 +147,14 @@ class DeviceBuffers:
         chunks = ChunkGraphs(
             *self._stage, self._tokens, self._requests, *self._blocks, latest=self.latest, hidden=self.incoming
         )
-        pool, total = torch.cuda.graph_pool_handle(), len(decodes.sizes) + len(chunks.shapes)
+        pool, total = torch.cuda.graph_pool_handle(), len(decodes.shapes) + len(chunks.shapes)
         chunks.capture(pool, lambda done: progress(done, total))
         decodes.capture(pool, lambda done: progress(done + len(chunks.shapes), total))
         self.graphs = [decodes, chunks]
 
     def warm_up(self) -> None:
         """Compile the kernels beside the layers, before the first request would wait for them."""
+        find_shared(np.zeros((1, 1), np.int64), np.ones(1, np.int64), np.ones(1, np.int64), self._blocks[1], 1)
         if self._in_pipeline:
             self.sums.warm_up(torch.zeros(1, self._width, dtype=self._dtype, device=self.device))
         if self.sampling is None or self.adjustments is None:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from ppkernels.batch import Batch
+from ppkernels.shared_prefixes import on_device
 
 from ppengine.stage.backends.cuda.streams import Event, Stream
 
@@ -13,12 +14,16 @@ STAGED = 4
 """Steps whose integers may be on their way to the device; more than a stage has under way."""
 
 
-def batch_on_device(batch: Batch, device: torch.device) -> Batch:
-    """Return a step's batch on the device, int32; does not wait for the copy."""
-    parts = (batch.positions, batch.slot_mapping, batch.query_start, batch.seq_lens, batch.block_tables)
+def batch_on_device(batch: Batch, device: torch.device, shared: NDArray[np.int64] | None = None) -> Batch:
+    """Return a step's batch on the device, int32; does not wait for the copy.
+
+    `shared` [words_of(B)] are its shared prefixes.
+    """
+    words = torch.from_numpy(np.zeros(0, np.int64) if shared is None else shared)
+    parts = (batch.positions, batch.slot_mapping, batch.query_start, batch.seq_lens, batch.block_tables, words)
     host = torch.cat([part.reshape(-1).to(torch.int32) for part in parts]).pin_memory()
-    on_device = torch.split(host.to(device, non_blocking=True), [part.numel() for part in parts])
-    positions, slots, starts, lengths, tables = on_device
+    parts_on_device = torch.split(host.to(device, non_blocking=True), [part.numel() for part in parts])
+    positions, slots, starts, lengths, tables, words = parts_on_device
     return Batch(
         positions=positions,
         slot_mapping=slots,
@@ -28,6 +33,7 @@ def batch_on_device(batch: Batch, device: torch.device) -> Batch:
         block_tables=tables.view(batch.block_tables.shape),
         decode_only=batch.decode_only,
         block_size=batch.block_size,
+        shared=None if shared is None else on_device(words, len(batch.query_lens)),
     )
 
 
