@@ -243,8 +243,12 @@ def test_the_limit_is_what_must_be_read_and_multiplied(spec: ModelSpec) -> None:
     layer = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 16
     read = 5 * 2 * (3 * layer + 80) * 4 / 2 + 2 * (2 * 3 * 4 * 4) * (7 * 5 + 12) / 2
     flops = 2 * 3 * layer * 14 / 2
-    jobs = [Job([1] * 7, 5)] * 2
+    jobs = [Job([first] * 7, 5) for first in (1, 2)]
     assert limit_seconds(shape, 4, jobs, 2, 1e-9, 1e-12) == pytest.approx(read + flops)
+    behind = [Job([9] * 3 + job.prompt, 5) for job in jobs]
+    read += 5 * 2 * 3 * (2 * 3 * 4 * 4) / 2
+    flops += 2 * 3 * layer * 3 / 2
+    assert limit_seconds(shape, 4, behind, 2, 1e-9, 1e-12) == pytest.approx(read + flops), "a prefix counts once"
     alone = limit_seconds(shape, 4, jobs[:1], 2, 1e-9, 1e-12)
     assert alone == pytest.approx(limit_seconds(shape, 4, jobs[:1], 1, 1e-9, 1e-12)), "one request keeps one stage busy"
 

@@ -6,6 +6,7 @@ process of its own, so that the card is free again before the engine starts.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -39,8 +40,13 @@ def limit_seconds(spec: ModelSpec, item_bytes: int, jobs: list[Job], stages: int
     """Return the least seconds for `jobs` on `stages` devices that work all the time.
 
     Each decode micro-batch reads its stage's weights once and its own keys and values once; each prompt token passes
-    the layers' products. `item_bytes`: of a weight, and of a key or value.
+    the layers' products. Tokens with which all prompts begin count once. `item_bytes`: of a weight, and of a key or
+    value.
     """
+    columns = zip(*(job.prompt for job in jobs), strict=False)
+    alike = itertools.takewhile(lambda tokens: len(set(tokens)) == 1, columns if len(jobs) > 1 else ())
+    shared = sum(1 for _ in alike)
+    own = [len(job.prompt) - shared for job in jobs]
     width, kv_width = spec.hidden_size, spec.num_kv_heads * spec.head_dim
     matrices = 2 if spec.model_type == "opt" else 3
     attention = 2 * width * (spec.num_heads * spec.head_dim + kv_width)
@@ -48,9 +54,10 @@ def limit_seconds(spec: ModelSpec, item_bytes: int, jobs: list[Job], stages: int
     weights = item_bytes * (layers + spec.vocab_size * width)
     token = item_bytes * 2 * spec.num_layers * kv_width
     steps, batches = max(job.output_len for job in jobs), min(stages, len(jobs))
-    read = steps * batches * weights / stages
-    read += sum(token * (len(job.prompt) * job.output_len + job.output_len**2 // 2) for job in jobs) / stages
-    products = 2 * layers * sum(len(job.prompt) for job in jobs) / stages
+    read = steps * batches * (weights + token * shared) / stages
+    lengths = zip(own, (job.output_len for job in jobs), strict=True)
+    read += sum(token * (count * output + output**2 // 2) for count, output in lengths) / stages
+    products = 2 * layers * (shared + sum(own)) / stages
     alone = max(1.0, stages / len(jobs))  # of the stages, fewer requests than stages keep only some busy
     return alone * (read / (gbps * 1e9) + products / (tflops * 1e12))
 
