@@ -193,7 +193,7 @@ class Layers:
 class StandInStage:
     """One stage: `runner` with its `buffers`, and the checks that it has."""
 
-    def __init__(self, device: Device, folder: Path, number: int, count: int) -> None:
+    def __init__(self, device: Device, folder: Path, number: int, count: int, model: Any = None) -> None:
         self.device, self.number = device, number
         self.driver: Any = StandInDriver(device)
         self.checks = StageChecks(number, 0, Generations(1))
@@ -204,7 +204,7 @@ class StandInStage:
         page = DevicePage(folder / f"s{number}.page")
         scheduler = SimpleNamespace(max_num_batched_tokens=TOKENS, max_num_seqs=4)
         config: Any = SimpleNamespace(profile=SimpleNamespace(scheduler=scheduler), stages=count, max_model_len=LENGTH)
-        self.model: Any = Layers(device, number == 0, number == count - 1)
+        self.model: Any = model or Layers(device, number == 0, number == count - 1)
         self.cache = CudaKvCache(SHAPE, BLOCKS, self.driver, compute)
         self.swap = PinnedSwapSpace(SHAPE, BLOCKS, block_view(SHAPE, CPU), self.driver)
         self.buffers = DeviceBuffers(
@@ -216,10 +216,11 @@ class StandInStage:
         self, over: Callable[[], bool] = lambda: False, group: RankGroup | None = None, **ends: Any
     ) -> None:  # fmt: skip
         """Make the runner, with its ends of edges."""
+        group = group or LoneRank()
         parts = RunnerParts(
-            stage=self.number, rank=0, generation=1, model=self.model, state=BatchState(LENGTH, BLOCK),
+            stage=self.number, rank=group.rank, generation=1, model=self.model, state=BatchState(LENGTH, BLOCK),
             cache=self.cache, swap=self.swap, ring=self.main, ends=Ends(**ends), checks=self.checks, over=over,
-            group=group or LoneRank(),
+            group=group,
         )  # fmt: skip
         self.runner = CudaRunner(parts, self.buffers)
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import struct
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from ppengine.stage.edge_flags import RELEASED
 from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.ledger.ledger import Ledger
 from ppkernels.gpu import collectives
-from standin_card import CPU, Device, StandInDriver, _edge
+from standin_card import CPU, Device, StandInDriver
+from standin_sampling import join
 
 SIZE, PART_BYTES, BASE = 3, 1024, 5 << 40
 """Numbers of the fifth generation."""
@@ -339,18 +339,6 @@ class Side:
         return self.reader.late()
 
 
-def meet(sides: list[Side], generation: int) -> None:
-    """Have both join, each in a thread: they wait for each other."""
-    wires = [end.wire for end in _edge(1, 0)]
-    with ThreadPoolExecutor(2) as pool:
-        joins = [
-            pool.submit(side.group.join, generation, lambda rank=rank: {1 - rank: wires[rank]})  # type: ignore[misc]
-            for rank, side in enumerate(sides)
-        ]
-    for join in joins:
-        join.result()
-
-
 def test_a_group_looks_from_its_meeting_until_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch)
     device.prompt = True
@@ -359,7 +347,7 @@ def test_a_group_looks_from_its_meeting_until_it_leaves(tmp_path: Path, monkeypa
     sides = [Side(device, tmp_path, rank) for rank in range(2)]
     assert sides[0].late() == NONE
     for generation in (1, 2):
-        meet(sides, generation)
+        join([side.group for side in sides], generation)
         assert [side.late() for side in sides] == [(4, [1]), (4, [0])], "neither has sent anything"
         sides[0].group.send(torch.ones(4, 8), 0)
         assert [side.late() for side in sides] == [(4, [1]), (4, [])]

@@ -6,75 +6,23 @@ Without a GPU, Triton's interpreter runs the kernels, each rank in a process wit
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 import re
 import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-import triton.language as tl
+from interpreted_ranks import PART_BYTES, Member, interpret_few_programs, together
 from ppkernels.gpu import collectives, rank_memory
 from ppkernels.norms import Norm
-from triton.runtime.interpreter import InterpreterBuilder
-
-PART_BYTES = 64 * 1024
-Rank = Callable[["Member"], None]
-
-
-class Member:
-    """One rank of an interpreted group: its table and counters, over memory that all ranks share."""
-
-    def __init__(self, rank: int, size: int, addresses: list[int], word: int, base: int = 0) -> None:
-        self.rank, self.size = rank, size
-        self.table = torch.tensor([1, word, *addresses])
-        self.counters = torch.full((collectives.PROGRAMS,), base)
-
-    def reduce(self, part: torch.Tensor) -> torch.Tensor:
-        collectives.all_reduce(part, self.table, self.counters, self.rank, self.size, PART_BYTES)
-        return part
-
-    def add_norm(self, part: torch.Tensor, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
-        output = torch.full_like(part, float("nan"))
-        parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
-        collectives.reduce_norm(
-            part, residual, parameters, output, self.table, self.counters, self.rank, self.size, PART_BYTES
-        )  # fmt: skip
-        return output
-
-    def gather(self, part: torch.Tensor, widths: list[int]) -> torch.Tensor:
-        starts = torch.tensor([0, *widths]).cumsum(0)
-        result = torch.full((len(part), sum(widths)), -1, dtype=part.dtype)
-        collectives.all_gather(
-            part, result, starts, max(widths), self.table, self.counters, self.rank, self.size, PART_BYTES
-        )  # fmt: skip
-        return result
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs one program after the other: those of two ranks take turns all the same."""
     if torch.cuda.is_available():
         pytest.skip("tests/gpu/test_card_group.py tries them on the card")
-    monkeypatch.setattr(collectives, "PROGRAMS", 2)
-    monkeypatch.setattr(collectives, "TILE", 64)
-    monkeypatch.setattr(collectives, "WORD_BYTES", 512)
-    # A look at a flag takes the interpreter a third of a millisecond, so 8192 of them are seconds.
-    monkeypatch.setattr(rank_memory, "_LOOKS", tl.constexpr(8))
-    load = InterpreterBuilder.create_masked_load
-
-    def patient(*arguments: Any) -> Any:
-        """A rank that looks at a flag leaves its core to the rank that raises it."""
-        if arguments[-1]:  # volatile
-            time.sleep(0.01)
-        return load(*arguments)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", patient)
+    interpret_few_programs(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -95,31 +43,6 @@ def read_sources() -> None:
             norm = Norm(torch.ones(2), torch.ones(2), 1e-5, centred)
             member.add_norm(torch.ones(1, 2, dtype=dtype), torch.ones(1, 2, dtype=dtype), norm)
     member.gather(torch.ones(1, 2), [2, 2])
-
-
-def together(size: int, live: Rank, base: int = 0, word_value: int = 0) -> None:
-    """Run `live` as each rank, in processes; fail if one does."""
-    one = collectives.memory_bytes(size, PART_BYTES)
-    memory = mmap.mmap(-1, size * one + 4096)
-    shared = torch.frombuffer(memory, dtype=torch.uint8)
-    addresses = [shared.data_ptr() + rank * one for rank in range(size)]
-    word = shared.data_ptr() + size * one
-    shared[size * one :].view(torch.int64)[0] = word_value
-    pids = []
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                live(Member(rank, size, addresses, word, base))
-                code = 0
-            except Exception:  # noqa: BLE001 - printed, and seen by its exit code
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * size
 
 
 def parts_of_calls(size: int, dtype: torch.dtype) -> list[list[torch.Tensor]]:

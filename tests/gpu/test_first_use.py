@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,15 @@ pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
 from kernel_variants import Variant, Variants
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Adjustments, Check, Mask, Row
-from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
+from ppengine.stage.backends.cuda import chunk_graphs, decode_graphs, device_buffers
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.profile_run import CONTEXTS, small_steps
 from ppengine.stage.rank_group import LoneRank
 from ppkernels.batch import Batch
-from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill, sampling
+from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill
 from ppkernels.shared_prefixes import LEAST_TOKENS, on_device, words_of
-from standin_card import TOKENS, WIDTH, Device, Layers, Pair, StandInStage, alone, decode, prompt, request
-from torch import Tensor
+from standin_card import TOKENS, WIDTH, Device, Layers, Pair, alone, decode, prompt, request
+from standin_sampling import booted, sampling_card
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
 SIZES = 4, 8
@@ -61,34 +60,7 @@ def variants(monkeypatch: pytest.MonkeyPatch) -> Variants:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch, variants: Variants) -> Device:
-    """A stand-in whose sampling is the card's, and whose graphs run what they would hold."""
-
-    def captured(compute: object, pool: object, forward: Callable[[], Tensor]) -> tuple[Any, Tensor]:
-        output = forward()
-
-        def replay() -> None:
-            device.log.append("replay")
-            output.copy_(forward())
-
-        return SimpleNamespace(replay=replay), output
-
-    device = Device(monkeypatch)
-    device.prompt = True
-    monkeypatch.setattr(device_buffers, "DeviceSampling", sampling.DeviceSampling)
-    monkeypatch.setattr(cuda_runner, "choose", sampling.choose)
-    monkeypatch.setattr(chunk_graphs, "SIZES", SIZES)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    for module in (chunk_graphs, decode_graphs):
-        monkeypatch.setattr(module, "captured", captured)
-    return device
-
-
-def booted(*stages: StandInStage) -> None:
-    """Do what a boot does behind the profile run."""
-    for stage in stages:
-        stage.buffers.warm_up()
-        stage.buffers.capture(lambda done, total: None)
-        stage.step(map_blocks=16).finish()
+    return sampling_card(monkeypatch, SIZES)
 
 
 def registered(wish: dict[str, Any]) -> dict[str, Any]:
