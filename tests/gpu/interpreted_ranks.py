@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from ppkernels.gpu import collectives, rank_memory
+from ppkernels.gpu import collectives, greedy_ranks, rank_memory
+from ppkernels.gpu.sampling import DeviceSampling
 from ppkernels.norms import Norm
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -49,6 +50,13 @@ class Member:
             part, result, starts, max(widths), self.table, self.counters, self.rank, self.size, PART_BYTES
         )  # fmt: skip
         return result
+
+    def choose(
+        self, logits: torch.Tensor, columns: greedy_ranks.Columns, sampling: DeviceSampling, slots: torch.Tensor,
+        positions: torch.Tensor, newest: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        rank = self.table, self.counters, self.rank, self.size, PART_BYTES
+        return greedy_ranks.choose_greedy(logits, columns, sampling, slots, positions, newest, *rank)
 
 
 def interpret_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,13 +73,7 @@ def sample_rows(
     slot = tl.load(slots + row)
     own = table + slot * table_stride
     position = tl.load(positions + row).to(tl.int64)
-    banned = tl.load(own + BANNED + tl.arange(0, BANNED_WIDTH))
-    bans = (position < tl.load(own + BANNED_UNTIL)) & (banned >= 0) & (banned < vocabulary)
-    # Banned tokens are -inf while this program reads the row, and are restored at its end.
-    saved = tl.load(values + banned, mask=bans, other=0.0)
-    tl.debug_barrier()
-    tl.store(values + banned, float("-inf"), mask=bans)
-    tl.debug_barrier()
+    places, bans, saved = ban(values, own, position, 0, vocabulary, BANNED_WIDTH)
     highest, best, token = best_of(values, vocabulary, BLOCK)
     if RANDOM:
         temperature = float_of(tl.load(own + TEMPERATURE))
@@ -97,7 +91,22 @@ def sample_rows(
     if NEWEST:
         tl.store(newest + slot, token.to(newest.dtype.element_ty))
     tl.debug_barrier()
-    tl.store(values + banned, saved, mask=bans)
+    tl.store(values + places, saved, mask=bans)
+
+
+@triton.jit
+def ban(values, own, position, first, width, BANNED_WIDTH: tl.constexpr):
+    """Write -inf over logits of banned tokens, while a program reads a row: `width` logits, of the tokens from `first`
+    on, with the parameters `own`. Return places, whether each is in the row, and the logits to restore.
+    """
+    banned = tl.load(own + BANNED + tl.arange(0, BANNED_WIDTH))
+    places = banned - first
+    bans = (position < tl.load(own + BANNED_UNTIL)) & (banned >= 0) & (places >= 0) & (places < width)
+    saved = tl.load(values + places, mask=bans, other=0.0)
+    tl.debug_barrier()
+    tl.store(values + places, float("-inf"), mask=bans)
+    tl.debug_barrier()
+    return places, bans, saved
 
 
 @triton.jit

@@ -93,6 +93,43 @@ def read_words(
 
 
 @triton.jit
+def send_pair(
+    first, second, row, number, table, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr
+):
+    """Write two numbers of 4 bytes to the other ranks, as words of a row."""
+    half = tl.arange(0, 2)
+    data = tl.where(half == 0, first.to(tl.int64), second.to(tl.int64)) & 0xFFFFFFFF
+    word = data | (number & 0xFFFFFFFF) << 32
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            tl.store(_words(table, peer, RANK, number, SIZE, AT, WORDS) + 2 * row + half, word)
+
+
+@triton.jit
+def read_pair(
+    row, peer: tl.constexpr, number, released, table,
+    RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Wait for the pair of a row of `peer`; return it in int32, and the word of host memory as last seen."""
+    half = tl.arange(0, 2)
+    place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + 2 * row + half
+    flag = (number & 0xFFFFFFFF) << 32
+    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
+    looks = tl.zeros((), tl.int32)
+    word = tl.load(place, volatile=True)
+    missing = tl.max(((word ^ flag) >> 32 != 0).to(tl.int32), 0)
+    while (missing != 0) & (released < _RELEASED):
+        word = tl.load(place, volatile=True)
+        missing = tl.max(((word ^ flag) >> 32 != 0).to(tl.int32), 0)
+        looks += 1
+        if looks % _LOOKS == 0:
+            released = tl.load(host, volatile=True)
+    data = word & 0xFFFFFFFF
+    first = tl.sum(tl.where(half == 0, data, 0)).to(tl.int32)
+    return first, tl.sum(tl.where(half == 1, data, 0)).to(tl.int32), released
+
+
+@triton.jit
 def meet(table, number, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, MOST: tl.constexpr):
     """Raise this program's flag at every rank once its data is there, and wait for the same program of theirs."""
     program = tl.program_id(0)

@@ -22,7 +22,7 @@ from ppkernels.gpu.row_passes import MAX_VOCABULARY
 from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 
-_GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
+GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
 _CANDIDATES = 8192
 """Tokens of a row that can be gathered for the search of its cut; with more, each pass reads the
 whole row.
@@ -119,7 +119,7 @@ def choose(
             RANDOM=not greedy,
             BANNED_WIDTH=parameters.banned,
             CAPACITY=_CANDIDATES,
-            BLOCK=_GREEDY_BLOCK if greedy else _DRAW_BLOCK,
+            BLOCK=GREEDY_BLOCK if greedy else _DRAW_BLOCK,
             num_warps=32 if greedy else 16,
         )
     return tokens
