@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings (extra gpu)")
 pytest.importorskip("msgspec", reason="needs the engine's packages")
 
+from ppengine.checkpoint.model_shard import Shard  # noqa: E402
 from ppengine.common.device_page import DevicePage, DevicePageReader  # noqa: E402
 from ppengine.protocol.place import Place  # noqa: E402
 from ppengine.stage.backends.cuda.card_group import CardGroup  # noqa: E402
@@ -31,10 +32,11 @@ from ppengine.stage.edge_addresses import FolderBook  # noqa: E402
 from ppengine.stage.meeting import meet  # noqa: E402
 from ppengine.stage.rank_group import pairs  # noqa: E402
 from ppengine.stage.wire import PeerLostError, Wire  # noqa: E402
+from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose  # noqa: E402
 from ppkernels.norms import Norm  # noqa: E402
 
 pytestmark = needs_gpu
-SIZE, WIDTH, REPLAYS = 2, 512, 50
+SIZE, WIDTH, REPLAYS, COLUMNS = 2, 512, 50, 4000
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -54,6 +56,13 @@ def total(call: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
     return sum(parts[1:], torch.zeros(rows, WIDTH) + parts[0]).to(dtype)
 
 
+def levels(call: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return logits whose best is in many columns; some rows have none, or only NaN."""
+    logits = torch.randn(rows, SIZE * COLUMNS, generator=torch.Generator().manual_seed(call)).mul_(2).round_()
+    logits[1::5, ::3], logits[2::5], logits[3::5] = float("nan"), float("nan"), float("-inf")
+    return logits.to(dtype)
+
+
 class Member:
     """One rank."""
 
@@ -64,6 +73,8 @@ class Member:
         uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
         self.compute = Stream("compute", self.device, torch.cuda.current_stream(self.device))
         self.page = DevicePage(folder / f"page{rank}")
+        self.sampling = DeviceSampling(300, self.device)
+        self.sampling.set([0, 16], [Parameters(banned=range(0, SIZE * COLUMNS, 1000), banned_until=9)] * 2)
         self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, 1, self.page)
 
     def join(self, generation: int) -> None:
@@ -141,6 +152,30 @@ class Member:
             widths = [512, 488]
             mine = torch.split(whole, widths, 1)[self.rank].contiguous().to(self.device)
             assert torch.equal(self.group.all_gather(mine, widths, 0).cpu(), whole), dtype
+
+    def greedy(self) -> None:
+        """Tokens of few rows, and of more than there are programs, with sums between."""
+        for call in range(4):
+            for dtype in TYPES:
+                for rows in (1, 16, 17, 300):
+                    whole = levels(call, rows, dtype).to(self.device)
+                    slots = torch.arange(rows, device=self.device, dtype=torch.int32)
+                    positions, newest = slots + 3, torch.zeros_like(slots)
+                    wanted = choose(whole, self.sampling, slots, positions, greedy=True)
+                    assert torch.equal(self.choose(whole, slots, positions, newest), wanted), (call, dtype, rows)
+                    assert torch.equal(newest, wanted.int())
+                    if rows == 16:
+                        found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
+                        assert torch.equal(found.cpu(), total(call, rows, dtype))
+
+    def choose(
+        self, whole: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, newest: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the tokens of this rank's columns and the other's."""
+        span, none = (self.rank * COLUMNS, (self.rank + 1) * COLUMNS), (0, 1)
+        shard = Shard(self.rank, SIZE, none, none, none, span, SIZE * COLUMNS)
+        columns = whole[:, slice(*span)].contiguous()
+        return self.group.choose_greedy(columns, shard, self.sampling, slots, positions, newest)
 
     def captured(self) -> None:
         """Capture before the ranks meet, as boot does; replay in two generations, with eager calls between."""
@@ -245,13 +280,17 @@ def live(folder: Path, rank: int, what: str) -> None:
     assert lone.sum() > 3 * WIDTH, "its own share"
     for dtype in (*TYPES, torch.int64):
         member.group.all_gather(torch.zeros(2, 512 - 24 * rank, device=member.device, dtype=dtype), [512, 488], 0)
+        ints = torch.zeros(1, device=member.device, dtype=torch.int32)
+        member.choose(torch.zeros(1, SIZE * COLUMNS, device=member.device, dtype=dtype), ints, ints, ints)
     member.join(1)
     getattr(member, what)()
     if not what.startswith("silent"):
         member.leave()
 
 
-@pytest.mark.parametrize("what", ["sums", "norms", "pieces", "columns", "captured", "late", "silent", "silent_copies"])
+@pytest.mark.parametrize(
+    "what", ["sums", "norms", "pieces", "columns", "greedy", "captured", "late", "silent", "silent_copies"]
+)
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
     try:

@@ -114,4 +114,8 @@ class StageModel(nn.Module, ABC):
 
     def whole_logits(self, hidden: Tensor) -> Tensor:
         """Last stage: return [R, V] of the rows `hidden` [R, H], on every rank."""
-        return gather_logits(self.logits(hidden), self.shard, self.group)
+        return self.gather(self.logits(hidden))
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """Return all ranks' `logits` [R, V], of which this rank has its columns."""
+        return gather_logits(logits, self.shard, self.group)

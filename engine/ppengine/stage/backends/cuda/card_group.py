@@ -19,10 +19,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 from ppkernels.gpu import collectives
+from ppkernels.gpu.greedy_ranks import Columns, choose_greedy
+from ppkernels.gpu.sampling import DeviceSampling
 from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
 
+from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.device_page import DevicePage
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
@@ -177,6 +180,15 @@ class CardGroup(RankGroup):
             piece, into = part[first : first + most].contiguous(), whole[first : first + most]
             collectives.all_gather(piece, into, self._first_columns(widths), max(widths), *self._place)
         return whole
+
+    def choose_greedy(
+        self, logits: Tensor, shard: Shard, parameters: DeviceSampling, slots: Tensor, positions: Tensor,
+        newest: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the tokens [R] of greedy rows from all ranks' `logits` [R, w], which are not gathered."""
+        first, end = shard.vocabulary
+        columns = Columns(first, end - first, shard.vocab_size)
+        return choose_greedy(logits, columns, parameters, slots, positions, newest, *self._place)
 
     def _first_columns(self, widths: list[int]) -> Tensor:
         """Return the first column of each rank, and their sum; made once, because a graph may not make it."""

@@ -174,4 +174,4 @@ class ChunkGraphs:
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)
-        return self._model.whole_logits(out[last[:rows]]) if self._model.last else out
+        return self._model.logits(out[last[:rows]]) if self._model.last else out

@@ -25,10 +25,12 @@ from typing_extensions import override
 
 from ppengine.common.ring import Kind
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
+from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.chunk_graphs import FEW_ROWS, ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
 from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
 from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
+from ppengine.stage.backends.cuda.split_sampling import greedy_ranks
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
@@ -136,18 +138,22 @@ class CudaRunner(Runner):
     ) -> None:
         """Launch the layers, and sampling or sending behind them."""
         number = step.number
-        count, last, compute = int(plan.query_start[-1]), self._model.last, self.buffers.compute
+        count, compute = int(plan.query_start[-1]), self.buffers.compute
+        requests = [self._state.requests[slot] for slot in plan.sampled_slots.tolist()] if self._model.last else []
+        ranks = greedy_ranks(self._group, step, self._checks.finite, requests)
         work = self._timer.work(compute, number, count, int(plan.ends.sum()))
         # Before the other ends of the step, which take time of the host, and may wait for a neighbour.
         pending.finally_do(work.publish)
         with compute.working(), work:
             with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
                 out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
-            if last and len(plan.sampled):
+                if requests and ranks is None:
+                    out = self._gathered(number, plan, out, pending)
+            if requests:
                 work.sampling()
                 if step.late:
                     self._add_late_masks(step, work)
-                self._sample(step, plan, out, slots, positions, pending)
+                self._sample(step, requests, Launched(out, slots, positions), ranks, pending)
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
@@ -212,11 +218,20 @@ class CudaRunner(Runner):
             if self._model.last:
                 self._score(plan, out, pending)
             if self._model.last and sampled:
-                out = self._model.whole_logits(out[last])
+                out = self._model.logits(out[last])
                 compute.settle()
-                if look:
-                    self._look(out, pending, partial(finite.explain_logits, number, plan, out))
         return Launched(out, slots, positions)
+
+    def _gathered(self, number: int, plan: Plan, logits: Tensor, pending: Pending) -> Tensor:
+        """Launch the exchange of logits, if ranks have parts of them; return the whole ones."""
+        compute = self.buffers.compute
+        with compute.use():
+            if self._model.group.size > 1:
+                logits = self._model.gather(logits)
+                compute.settle()
+            if self._checks.looks_for_non_finite:
+                self._look(logits, pending, partial(self._finite.explain_logits, number, plan, logits))
+        return logits
 
     def _score(self, plan: Plan, hidden: Tensor, pending: Pending) -> None:
         """Launch the log-probabilities of prompts; they come with the acknowledgement."""
@@ -246,10 +261,10 @@ class CudaRunner(Runner):
         pending.finally_do(judge)
 
     def _sample(
-        self, step: Step, plan: Plan, logits: Tensor, slots: Tensor, positions: Tensor, pending: Pending
+        self, step: Step, requests: list[Register], launched: Launched, ranks: CardGroup | None, pending: Pending
     ) -> None:
-        number, order = step.number, plan.sampled_slots.tolist()
-        buffers, requests = self.buffers, [self._state.requests[slot] for slot in order]
+        """Launch the sampling from whole logits, or from this rank's columns of them with the other `ranks`."""
+        number, buffers, (logits, slots, positions) = step.number, self.buffers, launched
         compute, sender = buffers.compute, self._token_sender
         assert buffers.sampling is not None and buffers.adjustments is not None
         greedy = not any(request.temperature > 0 for request in requests)
@@ -261,9 +276,12 @@ class CudaRunner(Runner):
                 newest = buffers.latest
             with compute.doing("sampling"):
                 masks = masks_by_slot(step.masks)
-                rows = {row: masks[slot] for row, slot in enumerate(order) if slot in masks}
+                rows = {row: masks[one.slot] for row, one in enumerate(requests) if one.slot in masks}
                 allowed = masked(logits, rows) if rows else logits
-                if adjusts:
+                if ranks is not None:
+                    shard = self._model.shard
+                    tokens = ranks.choose_greedy(logits, shard, buffers.sampling, slots, positions, newest)
+                elif adjusts:
                     tables = buffers.sampling, buffers.adjustments
                     tokens = choose_adjusted(allowed, *tables, slots, positions, greedy=greedy, newest=newest)
                 else:

@@ -2,9 +2,9 @@
 
 A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are
 padding: slot -1 and length 0, which store and read nothing. Each graph holds the layers of the
-stage, with the embedding on the first and the head on the last one; sampling comes after it,
-because its launches depend on the requests. A step whose rows share prefixes has a graph that
-reads them once; there are fewer sizes of these.
+stage, with the embedding on the first and the head on the last one. Sampling comes after it, and
+ranks exchange logits or best tokens there, because its launches depend on the requests. A step
+whose rows share prefixes has a graph that reads them once; there are fewer sizes of these.
 
 Layers are seen with all of their reserved addresses, so that a cache that grows or shrinks leaves
 every graph right.
@@ -61,7 +61,7 @@ class Launched(NamedTuple):
     """The results of a step, on the device once the stream is through."""
 
     out: Tensor
-    """Logits [R, V] of the last stage, hidden states [T, H] of others."""
+    """Logits [R, V] of the last stage, of a split vocabulary this rank's columns; hidden states [T, H] of others."""
     slots: Tensor
     """[R] of the rows that sample."""
     positions: Tensor
@@ -202,4 +202,4 @@ class DecodeGraphs:
         else:
             hidden = self._hidden[:size]
         out = self._model.run(hidden, batch, self._layers)
-        return self._model.whole_logits(out) if self._model.last else out
+        return self._model.logits(out) if self._model.last else out

@@ -19,6 +19,7 @@ from ppengine.models import StageModel
 from ppengine.protocol.sampling import MAX_STOP_TOKENS
 from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.cuda.block_mover import BlockMover
+from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.chunk_graphs import ChunkGraphs
 from ppengine.stage.backends.cuda.copied_sums import LEAST_ROWS
 from ppengine.stage.backends.cuda.copy_lanes import make_lanes
@@ -168,6 +169,10 @@ class DeviceBuffers:
                     logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=self.latest
                 )
             logprobs(logits, self.sampling, slots, tokens, 1)
+            if isinstance(group := self._stage[0].group, CardGroup):
+                shard = self._stage[0].shard
+                part = logits.new_zeros(1, shard.vocabulary_widths[group.rank])
+                group.choose_greedy(part, shard, self.sampling, slots, slots, self.latest)
             # Prompts that are scored have any number of rows, and no graph.
             for rows in WARM_ROWS:
                 hidden = torch.zeros(rows, self._width, dtype=self._dtype, device=self.device)
