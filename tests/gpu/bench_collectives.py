@@ -1,7 +1,8 @@
 """Cost of a collective between ranks on cards, in a graph: `python tests/gpu/bench_collectives.py`, two cards or more.
 
 Each rank is a process. A graph has 40 calls in a row, in bfloat16, as in the layers of a model. `sum` is an all-reduce
-of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels.
+of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels. Greedy tokens of
+VOCABULARY columns come from gathered logits, or from the best tokens of each rank.
 `--set NAME=VALUE` tries another constant of `ppkernels.gpu.collectives`, or of `card_group`.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from ppengine.checkpoint.model_shard import Shard
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda import card_group
 from ppengine.stage.backends.cuda.driver_api import Driver
@@ -25,10 +27,13 @@ from ppengine.stage.meeting import meet
 from ppengine.stage.rank_group import pairs
 from ppengine.stage.wire import Wire
 from ppkernels.gpu import collectives
+from ppkernels.gpu.sampling import DeviceSampling, choose
 from ppkernels.norms import Norm
+from torch import Tensor
 
 WIDTH, CALLS, REPLAYS = 4096, 40, 10
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192)
+VOCABULARY, SAMPLED = 128_256, (1, 16, 256, 512)
 
 
 def graph_us(call: Callable[[], object], ready: Callable[[], None]) -> float:
@@ -76,6 +81,31 @@ def measure(group: card_group.CardGroup, device: torch.device) -> None:
         found = "  ".join(f"{name} {graph_us(call, ready):7.2f}" for name, call in ways.items())
         if group.rank == 0:
             print(f"{part.nbytes // 1024:6d} KiB  {found}", flush=True)
+    measure_greedy(group, device, ready)
+
+
+def measure_greedy(group: card_group.CardGroup, device: torch.device, ready: Callable[[], None]) -> None:
+    """Print a line for each number of rows that are sampled."""
+    width, none = VOCABULARY // group.size, (0, 1)
+    span, widths = (group.rank * width, (group.rank + 1) * width), [width] * group.size
+    shard = Shard(group.rank, group.size, none, none, none, span, width * group.size)
+    sampling = DeviceSampling(max(SAMPLED), device)
+    for rows in SAMPLED:
+        part = torch.randn(rows, width, device=device).to(torch.bfloat16)
+        slots = torch.arange(rows, device=device, dtype=torch.int32)
+        newest = torch.zeros_like(slots)
+
+        def gathered(part: Tensor = part, slots: Tensor = slots, newest: Tensor = newest) -> Tensor:
+            whole = group.all_gather(part, widths, 0)
+            return choose(whole, sampling, slots, slots, greedy=True, newest=newest)
+
+        def best(part: Tensor = part, slots: Tensor = slots, newest: Tensor = newest) -> Tensor:
+            return group.choose_greedy(part, shard, sampling, slots, slots, newest)
+
+        assert torch.equal(gathered(), best())
+        found = f"logits {graph_us(gathered, ready):7.2f}  best tokens {graph_us(best, ready):7.2f}"
+        if group.rank == 0:
+            print(f"{rows:6d} rows  greedy of {found}", flush=True)
 
 
 def live(folder: Path, rank: int, size: int) -> None:
