@@ -98,6 +98,8 @@ class CoreWorld:
         """(stage, generation): what the supervisor was asked to start."""
         self.places_started = []
         self.told_to_leave: list[tuple[int, int]] = []
+        self.meant: list[int] = []
+        """Of each of these notices, the generation that its process was started for."""
         self.next_token = 5
         self.shadow_tasks: list[bytes] = []
         self.journal = MemoryJournal()
@@ -114,13 +116,17 @@ class CoreWorld:
             send_grammar=lambda name, payload: self.send_grammar(name, payload),
             send_store=lambda place, message: self.send_store(place, message),
             start_stage=self._start,
-            notify_stage=lambda place, message: self.told_to_leave.append((place.stage, message.generation)),
+            notify_stage=self._notify,
             note=self.facts.append, store=self.journal,
             restored=before.journal.restored() if before is not None else None, clock=lambda: self.now,
         )  # fmt: skip
         if serve:
             self.ready()
             self.run()
+
+    def _notify(self, place, message):
+        self.told_to_leave.append((place.stage, message.generation))
+        self.meant.append(message.started)
 
     def _start(self, place, generation):
         self.started.append((place.stage, generation))

@@ -205,7 +205,7 @@ class FakeCore:
         """Tell every stage of the present generation."""
         for stage in self.children:
             for prefix in ("s", "c"):
-                self._socket.send_multipart([f"{prefix}{stage}.0".encode(), encode(NewGeneration(self.generation))])
+                self._socket.send_multipart([f"{prefix}{stage}.0".encode(), encode(NewGeneration(self.generation, 1))])
 
     def release(self) -> None:
         """Release all requests."""

@@ -152,7 +152,7 @@ def test_new_generation_and_the_switch_begin_again(edges):
     mine.apply(0)
     assert mine.compares_checksums and [each.findings for each in mine.news()] == [[]]
     mine.compare(2, edges[1], carried(edges, 2, values, values + 1))
-    generations.announce(2)
+    generations.announce(2, 1)
     generations.enter()
     assert mine.compares_checksums
 

@@ -249,6 +249,16 @@ def test_who_is_not_quiet_in_time_is_started_too() -> None:
     assert world.engine.health.state == "serving"
 
 
+def test_a_notice_names_the_process_that_it_is_meant_for() -> None:
+    world = running()
+    ended(world, 1)
+    assert world.meant == [1, 1]
+    ended(world, 0)
+    assert list(zip(world.told_to_leave, world.meant, strict=True))[2:] == [((1, 3), 2), ((2, 3), 1)]
+    world.engine.on_stage(StageProgress(stage=1, rank=0, text="", generation=2))
+    assert world.meant[-1] == 2
+
+
 def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
     world = running()
     ended(world, 1)

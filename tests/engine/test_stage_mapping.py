@@ -139,5 +139,5 @@ def test_who_waits_for_a_neighbour_looks_until_the_change_has_ended() -> None:
     runner.ended = True
     assert not loop.meanwhile() and sent == [encode(Mapped(1, 8, 0, 0, 64))]
     runner.changing, runner.ended = True, False
-    generations.announce(2)
+    generations.announce(2, 1)
     assert not loop.meanwhile(), "there is no use in waiting for a generation that is over"

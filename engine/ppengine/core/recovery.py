@@ -244,7 +244,7 @@ class Recovery:
             else:
                 if record.phase != "starting":
                     record.transition("draining")
-                self._notify_stage(record.place, NewGeneration(self.generation))
+                self._notify_stage(record.place, NewGeneration(self.generation, record.started))
         if restarted:
             stage = restarted[0].stage
             self._event("stage.restart", f"{names} restarted, generation {self.generation}", stage=stage)

@@ -74,7 +74,7 @@ class StageMessages:
             record.life.note(message.phase, self._clock())
         self._health.progress(message.text)
         if message.generation < self._recovery.generation:
-            self._notify_stage(record.place, NewGeneration(self._recovery.generation))
+            self._notify_stage(record.place, NewGeneration(self._recovery.generation, record.started))
 
     def on_drained(self, message: Drained) -> None:
         """Note that a stage has left the older generations."""

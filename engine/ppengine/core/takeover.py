@@ -62,4 +62,4 @@ class Takeover:
             self._repeat_at = self._clock() + REPEAT_S
             for record in self._stages:
                 if record.phase in ("starting", "draining"):
-                    self._notify_stage(record.place, NewGeneration(generation))
+                    self._notify_stage(record.place, NewGeneration(generation, record.started))

@@ -273,6 +273,11 @@ class NewGeneration(msgspec.Struct, tag="new-generation", array_like=True):
     """
 
     generation: int
+    started: int
+    """Generation for which the newest process of this place was started: an older one is about to end, and ignores it.
+
+    Otherwise it could meet neighbours once more, and they would not meet its successor.
+    """
 
 
 class Drained(msgspec.Struct, tag="drained", array_like=True):

@@ -80,7 +80,7 @@ class ControlThread(threading.Thread):
                     if isinstance(message, ControlPing):
                         socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
                     elif isinstance(message, NewGeneration):
-                        self._generations.announce(message.generation)
+                        self._generations.announce(message.generation, message.started)
                     elif isinstance(message, Shutdown) and deadline is None:
                         deadline = time.monotonic() + GRACE_S
                         self.stop.set()

@@ -67,7 +67,7 @@ class CoreLink:
             elif isinstance(message, Shutdown):
                 self._shutdown = True
             elif isinstance(message, NewGeneration):
-                self._generations.announce(message.generation)
+                self._generations.announce(message.generation, message.started)
         return steps
 
     def send(self, message: msgspec.Struct) -> None:

@@ -9,13 +9,19 @@ class Generations:
     """`announce` may be called by any thread; only the step loop enters a generation."""
 
     def __init__(self, first: int) -> None:
+        self._first = first
         self.current = first
         self.newest = first
         self.on_newer: Callable[[], None] | None = None
         """Called when the present generation is over, by the thread that receives the news."""
 
-    def announce(self, generation: int) -> None:
-        """Note that the core has begun a generation."""
+    def announce(self, generation: int, started: int) -> None:
+        """Note that the core has begun a generation. `started`: that for which the newest process here was started.
+
+        A replaced process ignores it: it would meet neighbours that its successor needs.
+        """
+        if started > self._first:
+            return
         self.newest = max(self.newest, generation)
         on_newer = self.on_newer
         if self.superseded and on_newer is not None:
