@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import reference
 from checkpoints import make_checkpoint
+from engines import wait_until
 from operators import BACK_S, Operator
 from ppengine import LLM, SamplingParams
 from ppengine.drills.tcp_sockets import between
@@ -258,10 +259,44 @@ async def test_a_survivor_that_cannot_leave_is_restarted_too(engine: Served, exp
         await whole(op, names, expected)
 
 
-def successor(engine: Served, old: int) -> int:
-    """Return the process that takes the place of one of stage 1, as soon as it is there."""
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+async def test_a_survivor_that_leaves_late_holds_nobody_up(
+    engine: Served, expected: list[list[int]], seconds: float
+) -> None:
+    """Stage 1 leaves as soon as the core has given it up. The supervisor ends it when it meets the others, or later."""
+    supervisor, folder = engine.engine.process.pid, engine.engine.run_dir
+    async with engine.operator() as op:
+        names = await mixed(op)
+        await op.do(Resume())
+        old, log = dict(engine.pids), folder / "stage1.log"
+        size = log.stat().st_size
+
+        def meets() -> bool:
+            """Return whether it listens, or was called, since it was given up."""
+            said = log.read_text()[size:]
+            return "leaving generation" in said and ("edge from stage 0" in said or any(folder.glob("g*-e0.edge")))
+
+        with engine.stopped("stage1"):
+            begun = await op.begin(RestartStage(stage=2))
+            await asyncio.to_thread(successor, engine, old["stage2"], 2)
+            os.kill(supervisor, signal.SIGSTOP)
+            late = "stage 1 did not leave the old generation within 2 s: restarted too"
+            await op.until(lambda _: late in told(op, "stage.restart"), "it is given up")
+        await asyncio.to_thread(wait_until, meets, "it meets the others")
+        await asyncio.sleep(seconds)  # Later it has reported that, and the core has answered it.
+        os.kill(supervisor, signal.SIGCONT)
+        await begun.applied()
+        await back(op)
+        assert engine.pids["stage0"] == old["stage0"] and engine.pids["stage1"] != old["stage1"]
+        await whole(op, names, expected)
+        await op.heard()
+        assert told(op, "wire.lost") == told(op, "stage.lost") == [], "no other stage was connected with it"
+
+
+def successor(engine: Served, old: int, stage: int = 1) -> int:
+    """Return the process that takes the place of one of a stage, as soon as it is there."""
     deadline = time.monotonic() + BACK_S
-    while not (found := [pid for pid in stage_pids(engine.engine.process.pid, 1) if pid != old]):
+    while not (found := [pid for pid in stage_pids(engine.engine.process.pid, stage) if pid != old]):
         assert time.monotonic() < deadline, "no process takes its place"
     return found[0]
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 import scheduler_invariants
 from core_world import BLOCK, PEAK, CoreWorld
@@ -19,7 +20,7 @@ from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.facts import Exited, GenerationBegan, Lost, Serving
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
-from ppengine.protocol.steps import Retired, StageFailed, StageProgress
+from ppengine.protocol.steps import Drained, Retired, StageFailed, StageProgress
 from ppengine.protocol.verbs import (
     Abort,
     Cordon,
@@ -189,7 +190,7 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
     assert (world.generation, world.started) == (2, []), "a closed wire alone: everybody is to meet again"
     world.drained(0, 2)
     later(world, 2.1)
-    assert world.started == [(1, 2)], "who does not leave is gone, or as good as gone"
+    assert world.started == [(1, 3)], "who does not leave is gone, or as good as gone"
 
 
 def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
@@ -244,7 +245,39 @@ def test_who_is_not_quiet_in_time_is_started_too() -> None:
     assert world.started == [(1, 2)]
     world.now += 0.2
     world.engine.advance()
-    assert world.started == [(1, 2), (2, 2)]
+    assert world.started == [(1, 2), (2, 3)], "in a generation of its own: the others may have met the late one"
+    assert world.told_to_leave[2:] == [(0, 3), (1, 3)]
+    assert "stage 2 did not leave the old generation within 2 s: restarted too" in events(world, "stage.restart")
+    back(world)
+    assert world.engine.health.state == "serving"
+
+
+def test_what_a_late_one_still_says_is_not_taken_for_its_successor() -> None:
+    world = running()
+    ended(world, 1)
+    world.drained(0)
+    later(world, 2.1)
+    assert world.started[1:] == [(2, 3)]
+    world.engine.on_stage(Drained(2, 2, 0))
+    ready = world.engine.stages.leader(0).ready
+    assert ready is not None
+    world.engine.on_stage(msgspec.structs.replace(ready, stage=2, generation=2))
+    world.drained(0)
+    world.ready(stages=[0, 1])
+    world.engine.advance()
+    assert world.engine.health.state == "degraded"
+    back(world)
+    assert world.engine.health.state == "serving"
+
+
+def test_what_waits_for_its_next_try_is_started_with_who_is_late() -> None:
+    world = running()
+    ended(world, 1)
+    world.drained(0)
+    later(world, 1.8)
+    ended(world, 1, generation=2)
+    later(world, 0.3)
+    assert world.started == [(1, 2), (1, 3), (2, 3)]
     back(world)
     assert world.engine.health.state == "serving"
 

@@ -422,7 +422,7 @@ def test_a_stage_that_does_not_answer_is_restarted_as_after_any_loss() -> None:
     assert fresh.started == []
     fresh.now += 0.2
     fresh.engine.advance()
-    assert fresh.started == [(1, 2)]
+    assert fresh.started == [(1, 3)]
 
 
 def test_words_of_the_generation_before_count_for_nothing() -> None:

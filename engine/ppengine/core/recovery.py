@@ -1,4 +1,7 @@
-"""Recovery from a lost stage: a new generation begins, its process is restarted, the others meet it again."""
+"""Recovery from a lost stage: a new generation begins, its process is restarted, the others meet it again.
+
+A place has one process in each generation. Neighbours that had met another one would never meet its successor.
+"""
 
 from __future__ import annotations
 
@@ -240,7 +243,8 @@ class Recovery:
             self._requests.ended(request)
         for record in self._stages:
             if record in restarted:
-                self._start(record)
+                record.start(self.generation, self._clock())
+                self._start_stage(record.place, self.generation)
             else:
                 if record.phase != "starting":
                     record.transition("draining")
@@ -260,21 +264,19 @@ class Recovery:
         """Return the operator who requested a restart that has no outcome; empty if none did."""
         return next((record.restart.command.by for record in self._stages if record.restart is not None), "")
 
-    def _start(self, record: StageRecord) -> None:
-        record.start(self.generation, self._clock())
-        self._start_stage(record.place, self.generation)
-
     def _lingering(self) -> list[StageRecord]:
         """Return the live stages that have not left the old generation in time."""
         late = self._clock() >= self._deadline
         return [record for record in self._stages if late and record.phase == "draining"]
 
     def _restart_lingering(self) -> None:
-        for record in self._lingering():
-            if record.cordon is None:
-                text = f"{record.name} did not leave the old generation within {DRAIN_S:g} s: restarted too"
-                self._event("stage.restart", text, stage=record.stage)
-                self._start(record)
+        """Begin one more generation: a late stage may have met others, or be about to, before its process ends."""
+        late = [record for record in self._lingering() if record.cordon is None]
+        for record in late:
+            text = f"{record.name} did not leave the old generation within {DRAIN_S:g} s: restarted too"
+            self._event("stage.restart", text, stage=record.stage)
+        if late:
+            self._begin([record for record in self._stages if record in late or record.phase == "lost"])
 
     def _report_progress(self) -> None:
         lines = [record.progress for record in self._stages if record.phase == "starting"]
