@@ -260,7 +260,8 @@ class Member:
                 assert (error.peer, error.rank) == (0, 1), error
                 break
             assert time.monotonic() < deadline
-        self.group.release()
+        for release in self.group.releases():
+            release()
         while not waits.query():
             assert time.monotonic() < deadline + 5, "the released device runs on"
         self.leave()

@@ -137,7 +137,8 @@ def test_a_released_rank_waits_no_longer(device: Device, tmp_path: Path) -> None
             sent.wait(PATIENCE_S)
             return  # it sends nothing
         piece = rank.copies.send(torch.ones(4, WIDTH))
-        threading.Timer(0.05, rank.lanes.release).start()
+        (release,) = rank.lanes.releases()
+        threading.Timer(0.05, release).start()
         piece.add_to(torch.ones(4, WIDTH))
         sent.set()
 

@@ -121,7 +121,8 @@ class Rank:
         cards, compute, copies = self.stage.cards, self.compute.handle, self.lanes.stream.handle
         while cards.queues[compute]:
             if self.stage.over:
-                self.lanes.release()
+                for release in self.lanes.releases():
+                    release()
             yield lambda: not cards.queues[compute] or (self.stage.over and cards.blocked(compute))
         yield lambda: not cards.queues[copies]
         self.lanes.close()

@@ -13,7 +13,10 @@ class Generations:
         self.current = first
         self.newest = first
         self.on_newer: Callable[[], None] | None = None
-        """Called when the present generation is over, by the thread that receives the news."""
+        """Called when the present generation is over, by the thread that receives the news.
+
+        That may be late, in the next generation, and no thread waits for it.
+        """
 
     def announce(self, generation: int, started: int) -> None:
         """Note that the core has begun a generation. `started`: that for which the newest process here was started.

@@ -61,8 +61,11 @@ class RankGroup(ABC):
         """Raise PeerLostError if a device may be waiting for a rank that is gone."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Let a device that waits for a rank run on; any thread may call it."""
+    def releases(self) -> list[Callable[[], None]]:
+        """Return calls that let a device run on which waits for a rank of the present generation.
+
+        Any thread may make them, however late: they reach nothing of the next generation.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -92,8 +95,8 @@ class LoneRank(RankGroup):
         """Do nothing."""
 
     @override
-    def release(self) -> None:
-        """Do nothing."""
+    def releases(self) -> list[Callable[[], None]]:
+        return []
 
     @override
     def close(self) -> None:

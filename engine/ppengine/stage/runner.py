@@ -72,10 +72,10 @@ class Runner(ABC):
         self._group = group = parts.group
         self._late_masks = parts.late_masks
         self._receiver, self._sender, self._token_sender, self._tokens = parts.ends
-        ends: tuple[EdgeEnd | None, ...] = (
-            self._receiver, self._tokens, self._sender, self._token_sender, group if group.size > 1 else None
-        )  # fmt: skip
+        ends: tuple[EdgeEnd | None, ...] = (self._receiver, self._tokens, self._sender, self._token_sender)
         self._ends = [end for end in ends if end is not None]
+        # The control thread may be late, and the group is in its next generation by then.
+        self._releases = [*(end.release for end in self._ends), *group.releases()]
         self._finite = FiniteCheck(parts.stage, parts.model, parts.state, parts.cache, parts.checks)
         self._change: tuple[int, int] | None = None
         """Step and blocks of the change of the cache that has not ended."""
@@ -95,16 +95,21 @@ class Runner(ABC):
         """Raise PeerLostError if a device may wait for a neighbour that is gone."""
         for end in self._ends:
             end.check_peer()
+        self._group.check_peer()
 
     def release(self) -> None:
-        """Let a device that waits for a neighbour run on, at the cost of its results; any thread may call it."""
-        for end in self._ends:
-            end.release()
+        """Let a device that waits for a neighbour run on, at the cost of its results.
+
+        Any thread may call it, also when the generation is over: all that it reaches is of this one.
+        """
+        for release in self._releases:
+            release()
 
     def leave(self) -> None:
         """Close all edges with the messages under way on them; requests are forgotten with this runner."""
         for end in self._ends:
             end.close()
+        self._group.close()
 
     def announce(self, step: Step) -> None:
         """Prepare for a step that has arrived: its hidden states are expected."""

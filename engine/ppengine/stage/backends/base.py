@@ -139,7 +139,7 @@ class EdgeEnd(Protocol):
         """Raise PeerLostError if a device may be waiting for a neighbour that is gone."""
 
     def release(self) -> None:
-        """Let a device that waits for the neighbour run on; any thread may call it."""
+        """Let a device that waits for the neighbour run on; any thread may call it, also after `close`."""
 
     def close(self) -> None:
         """Close the edge; no device may be using it."""

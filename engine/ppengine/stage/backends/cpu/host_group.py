@@ -13,6 +13,7 @@ both call sites, and not with wrong sums.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import NamedTuple
@@ -164,8 +165,8 @@ class HostGroup(RankGroup):
             wire.check_open()
 
     @override
-    def release(self) -> None:
-        """Do nothing: a host that waits sees a rank go."""
+    def releases(self) -> list[Callable[[], None]]:
+        return []  # A host that waits sees a rank go.
 
     @override
     def close(self) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,11 +205,9 @@ class CardGroup(RankGroup):
             wire.check_open()
 
     @override
-    def release(self) -> None:
-        flags = self._flags
-        if flags is not None:
-            flags.release(Flag.FILLED)
-        self._lanes.release()
+    def releases(self) -> list[Callable[[], None]]:
+        own = [] if self._flags is None else [partial(self._flags.release, Flag.FILLED)]
+        return [*own, *self._lanes.releases()]
 
     @override
     def close(self) -> None:

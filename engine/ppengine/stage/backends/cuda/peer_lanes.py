@@ -7,8 +7,9 @@ shots in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,11 +127,10 @@ class PeerLanes:
                 found[peer.rank] = values[self._flag(peer, theirs=False)], values[self._flag(peer, theirs=True)]
         return found
 
-    def release(self) -> None:
-        """Let the compute stream run on; any thread may call it."""
-        for peer in self._peers:
-            if (signals := peer.signals) is not None:
-                signals.release(self._flag(peer, theirs=False))
+    def releases(self) -> list[Callable[[], None]]:
+        """Return calls that let the compute stream run on, as `RankGroup.releases` does."""
+        signals = [(peer.signals, self._flag(peer, theirs=False)) for peer in self._peers]
+        return [partial(ours.release, flag) for ours, flag in signals if ours is not None]
 
     def close(self) -> None:
         """Leave the generation. No stream may be using it."""

@@ -70,7 +70,7 @@ class Signals:
         return self._flags.values()
 
     def release(self, flag: Flag) -> None:
-        """Let a device that waits for `flag` run on; any thread may call it."""
+        """Let a device that waits for `flag` run on; any thread may call it, also after `close`."""
         self._flags.release(flag)
 
     def close(self) -> None:
