@@ -72,15 +72,15 @@ def least_saved(kv: Tensor) -> int:
     return LEAST_SAVED_BYTES * block_size // (kv[0].numel() * kv.element_size())
 
 
-def find_shared(tables: Ints, ends: Ints, counts: Ints, block_size: int, least: int) -> Ints | None:
-    """Return the words [words_of(B)] of a step; None if its rows share too little to save `least` tokens.
+def find_shared(tables: Ints, ends: Ints, counts: Ints, block_size: int, worth: int) -> Ints | None:
+    """Return the words [words_of(B)] of a step; None if its rows share too little to save `worth` tokens.
 
     `tables` [B, M] are block tables, `ends` [B] visible tokens, `counts` [B] tokens of each row.
     """
     words: Ints = np.zeros(words_of(len(ends)), np.int64)
-    blocks = max(LEAST_TOKENS // block_size, 1)
-    saved = find_tiles(tables, ends, counts, block_size, blocks, *parts_of(words, len(ends)))
-    return words if saved >= max(least, 1) else None
+    least = max(LEAST_TOKENS // block_size, 1)
+    saved = find_tiles(tables, ends, counts, block_size, least, *parts_of(words, len(ends)))
+    return words if saved >= max(worth, 1) else None
 
 
 def pad_words(words: Ints | None, rows: int, padded: Any, size: int) -> None:

@@ -14,10 +14,11 @@ pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
 from kernel_variants import Variant, Variants
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Adjustments, Check, Mask, Row
-from ppengine.stage.backends.cuda import chunk_graphs, decode_graphs, device_buffers
+from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.profile_run import CONTEXTS, small_steps
 from ppengine.stage.rank_group import LoneRank
+from ppkernels import shared_prefixes
 from ppkernels.batch import Batch
 from ppkernels.gpu import collectives, norms, paged_decode, paged_prefill
 from ppkernels.shared_prefixes import LEAST_TOKENS, on_device, words_of
@@ -29,6 +30,8 @@ SIZES = 4, 8
 """Padded numbers of tokens of the graphs here; a step with more is launched as it is."""
 WIDEST = chunk_graphs.SIZES[-1]
 SLOTS = 4
+LEAST = 4
+"""Tokens of the shortest prefix."""
 HOT: dict[str, Any] = {"temperature": 0.8}
 CHANGE = Adjustments(frequency_penalty=0.5, min_p=0.1)
 WISHES: dict[str, dict[str, Any]] = {
@@ -139,6 +142,26 @@ def test_ranks_take_no_graph_behind_a_finding(card: Device, tmp_path: Path, rank
     stage.checks.non_finite(1, Finding(stage=0, cause="non_finite", summary="a NaN", since_s=0.0, evidence=[]))
     assert replays() == (ranks == 1)
     assert replays(checks=0) == 1
+
+
+@pytest.mark.parametrize("few", [1, 3])
+def test_a_step_without_a_graph_reads_a_shared_prefix_once(
+    card: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """All requests here have the same blocks."""
+    seen: list[Batch] = []
+    on_device = cuda_runner.batch_on_device
+    monkeypatch.setattr(cuda_runner, "batch_on_device", lambda *args: seen.append(on_device(*args)) or seen[-1])
+    monkeypatch.setattr(cuda_runner, "FEW_ROWS", few)
+    monkeypatch.setattr(cuda_runner, "least_saved", lambda kv: 2 * LEAST)
+    monkeypatch.setattr(shared_prefixes, "LEAST_TOKENS", LEAST)
+    stage = alone(card, tmp_path)
+    booted(stage)
+    stage.step(STEPS["decodes"], checks=Check.FINITE, **registered({})).finish()
+    (batch,) = seen
+    assert (batch.shared is not None) == (few < 3)
+    if batch.shared is not None:
+        assert batch.shared.used.tolist() == [1] and batch.shared.places.tolist() == [0, 1, 2]
 
 
 LONGEST, BLOCK, HEAD_DIM, PROCESSORS = 40_960, 16, 128, 132

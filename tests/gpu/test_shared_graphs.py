@@ -18,6 +18,7 @@ import test_chunk_graphs
 from ppengine.protocol.steps import Register, Row
 from ppengine.stage.backends.cuda import chunk_graphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Padding, shared_sizes
+from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import BatchState, Plan
 from ppkernels import shared_prefixes
@@ -123,6 +124,35 @@ def test_decodes(stage: Any, device: torch.device, state: BatchState, read: list
         assert graphs._next[0].shared == (count > 20)
     if device.type == "cpu":
         assert read == [3, 3, 2, 2, 2, 2]
+
+
+def test_too_few_rows_for_a_graph_of_their_own(
+    stage: Any, device: torch.device, state: BatchState, read: list[int]
+) -> None:
+    compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
+    graphs = DecodeGraphs(stage, caches(stage, device), compute, 3, LENGTH // BLOCK, BLOCK, None, None)
+    graphs._least_saved = 1
+    plan = state.plan(decodes(3))
+    assert plan.shared_prefixes(1) is not None
+    graphs.load(plan, state.input_ids(plan, plan.slots[:0]))
+    assert graphs._next == (Padding(3, False), 3)
+
+
+def test_a_step_without_a_graph_has_them_on_the_device(
+    device: torch.device, state: BatchState, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    plan = state.plan([*decodes(ROWS), Row(ROWS, PREFIX * BLOCK, 9, True, -2)])
+    words = plan.shared_prefixes(LEAST_SAVED)
+    assert words is not None
+    assert batch_on_device(plan.batch, device).shared is None
+    batch = batch_on_device(plan.batch, device, words)
+    assert batch.shared is not None
+    found = (batch.shared.used, batch.shared.lengths, batch.shared.members, batch.shared.places)
+    for part, want in zip(found, shared_prefixes.parts_of(words, ROWS + 1), strict=True):
+        assert part.tolist() == want.tolist()
+    assert batch.block_tables.tolist() == plan.batch.block_tables.tolist()
 
 
 def test_sizes() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppkernels import shared_prefixes
+from ppkernels.cpu.shared_rows import find_tiles
 from ppkernels.shared_prefixes import (
     LEAST_SAVED_BYTES,
     TILE_ROWS,
@@ -23,7 +25,9 @@ from ppkernels.shared_prefixes import (
 
 BLOCK, LEAST = 4, 2
 Rows = list[tuple[list[int], int, int]]
-"""Of each row the path through a tree of prefixes, its own tokens behind it, and its count."""
+"""Of each row the path through a tree of prefixes, its own tokens behind it, and its count. A path that begins with -1
+has a first block of its own, and then those of the others: their blocks were cached behind another copy of the first.
+"""
 
 
 def tables_of(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -34,12 +38,13 @@ def tables_of(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     fresh = iter(range(1000, 100_000))
     for row, (path, _, _) in enumerate(rows):
         for index in range(-(-int(ends[row]) // BLOCK)):
-            key = tuple(path[: index + 1])
-            tables[row, index] = known.setdefault(key, len(known) + 1) if index < len(path) else next(fresh)
+            key = tuple(max(step, 0) for step in path[: index + 1])
+            own = index >= len(path) or path[index] < 0
+            tables[row, index] = next(fresh) if own else known.setdefault(key, len(known) + 1)
     return tables, ends, np.array([count for _, _, count in rows])
 
 
-paths = st.lists(st.sampled_from([0, 0, 0, 1]), min_size=0, max_size=6)
+paths = st.lists(st.sampled_from([0, 0, 0, 1, -1]), min_size=0, max_size=6)
 steps = st.lists(st.tuples(paths, st.integers(1, 9), st.sampled_from([1, 1, 1, 2])), min_size=1, max_size=60)
 
 
@@ -51,6 +56,7 @@ def short() -> None:
     patch.undo()
 
 
+@settings(deadline=None)  # the first call compiles
 @given(steps)
 def test_tiles_share_their_first_blocks(rows: Rows) -> None:
     tables, ends, counts = tables_of(rows)
@@ -95,16 +101,62 @@ def test_longer_prefixes_come_together() -> None:
     rows = [([0, 0, 0, 0, 0, 0] if n % 2 else [0, 0, 0, 1], 1, 1) for n in range(2 * TILE_ROWS)]
     words = find_shared(*tables_of(rows), BLOCK, 1)
     assert words is not None
-    assert parts_of(words, len(rows))[1][:2].tolist() == [6 * BLOCK, 3 * BLOCK]
+    assert parts_of(words, len(rows))[1][:2].tolist() == [6 * BLOCK, 4 * BLOCK]
 
 
-def test_more_groups_than_tiles_leave_some_out() -> None:
-    rows = [([n // 2, n // 2], 1, 1) for n in range(60)]
+def tiles_of(rows: Rows) -> list[tuple[int, int]]:
+    """Return rows and shared tokens of each tile, sorted."""
     words = find_shared(*tables_of(rows), BLOCK, 1)
     assert words is not None
-    used, _, members, places = parts_of(words, len(rows))
-    assert used[0] == most_tiles(60) < 30
-    assert (places >= 0).sum() == (members >= 0).sum() == 2 * used[0]
+    used, lengths, members, _ = parts_of(words, len(rows))
+    counts = (members.reshape(-1, TILE_ROWS) >= 0).sum(1)
+    return sorted(zip(counts[: used[0]].tolist(), lengths[: used[0]].tolist(), strict=True))
+
+
+def test_more_groups_than_tiles_leave_out_those_that_save_least() -> None:
+    pairs: Rows = [([n // 2, n // 2], 1, 1) for n in range(16)]
+    assert tiles_of([*pairs, *[([9] * 50, 1, 1)] * 20])[-2:] == [(4, 200), (16, 200)]
+    assert len(tiles_of(pairs)) == most_tiles(16) < 8
+
+
+def test_an_odd_row_spoils_no_tile() -> None:
+    rows: Rows = [([0] * 9, 1, 1)] * 10
+    for odd in ([-1, *[0] * 8], [-1, *[0] * 20], [1, 1]):
+        assert tiles_of([*rows[:5], (odd, 5, 1), *rows[5:]]) == [(10, 9 * BLOCK)]
+
+
+def test_documents_behind_one_prompt_are_read_whole() -> None:
+    rows: Rows = [([0, 0, 0, document, *[0] * 30], 1, 1) for document in range(4) for _ in range(TILE_ROWS)]
+    random.Random(4).shuffle(rows)
+    assert tiles_of(rows) == [(TILE_ROWS, 34 * BLOCK)] * 4
+
+
+def partitions(rows: list[int]) -> Iterator[list[list[int]]]:
+    """Yield all ways to part rows into sets."""
+    if not rows:
+        yield []
+        return
+    for parts in partitions(rows[1:]):
+        yield [[rows[0]], *parts]
+        for at, part in enumerate(parts):
+            yield [*parts[:at], [rows[0], *part], *parts[at + 1 :]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(paths, st.integers(1, 9), st.just(1)), min_size=1, max_size=6))
+def test_no_other_tiles_would_save_more(rows: Rows) -> None:
+    tables, ends, counts = tables_of(rows)
+    full = (ends - 1) // BLOCK
+    lengths, members, places, used = (np.zeros(size, np.int64) for size in (6, 6 * TILE_ROWS, len(rows), 1))
+    saved = find_tiles(tables, ends, counts, BLOCK, LEAST, used, lengths, members, places)
+
+    def saves(part: list[int]) -> int:
+        most = min(int(full[row]) for row in part)
+        alike = (tables[part, :most] == tables[part[0], :most]).all(0)
+        blocks = most if alike.all() else int(alike.argmin())
+        return (len(part) - 1) * blocks * BLOCK if blocks >= LEAST else 0
+
+    assert saved == max(sum(map(saves, parts)) for parts in partitions(list(range(len(rows)))))
 
 
 def test_little_that_is_shared_is_left_alone() -> None:

@@ -51,13 +51,13 @@ class Plan:
         """[R]: for each sampled row the index, in the batch, of its last token."""
         return self.query_start[1:][self.sampled] - 1
 
-    def shared_prefixes(self, least: int) -> Ints | None:
+    def shared_prefixes(self, worth: int) -> Ints | None:
         """Return the prefixes that rows with one token share, as `SharedPrefixes` has them.
 
-        None if that saves reading fewer than `least` tokens.
+        None if that saves reading fewer than `worth` tokens.
         """
         tables = self.batch.block_tables.numpy()
-        return find_shared(tables, self.ends, np.diff(self.query_start), self.batch.block_size, least)
+        return find_shared(tables, self.ends, np.diff(self.query_start), self.batch.block_size, worth)
 
 
 class BatchState:

@@ -30,7 +30,7 @@ PROGRAMS_PER_PROCESSOR = 2
 """Programs for each multiprocessor; with more, parts are small and their sum costs more than it
 gains.
 """
-PREFIX_STEP = (*STEP, "prefix_used", "prefix_lengths", "prefix_places", "card_places")
+PREFIX_STEP = (*STEP, "prefix_used", "prefix_lengths", "prefix_places", "prefix_programs")
 
 
 def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: Tensor) -> None:
@@ -163,7 +163,7 @@ def _attend(
     prefix_places,
     prefix_sums,
     prefix_weights,
-    card_places,
+    prefix_programs,
     query_stride,
     table_stride,
     scale,
@@ -208,7 +208,7 @@ def _attend(
     )  # fmt: skip
     if PREFIX_ROWS and WHOLE:
         first, prefix_parts = place_in_sums(
-            prefix_place, prefix_length, kv_head, prefix_used, card_places,
+            prefix_place, prefix_length, kv_head, prefix_used, prefix_programs,
             KV_HEADS, PREFIX_ROWS, TILE_ROWS, PREFIX_SCORES, TILE, MOST_WHOLE_PARTS,
         )  # fmt: skip
         largest, total, sums = join_prefix(
@@ -252,7 +252,7 @@ def _weigh(
     prefix_places,
     prefix_sums,
     prefix_weights,
-    card_places,
+    prefix_programs,
     parts,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -280,7 +280,7 @@ def _weigh(
     result, largest, total = weigh_parts(partial, weights, index, column, written, inside, HEAD_DIM)
     if PREFIX_ROWS:
         place, filled = place_in_sums(
-            prefix_place, prefix_length, head // GROUP, prefix_used, card_places,
+            prefix_place, prefix_length, head // GROUP, prefix_used, prefix_programs,
             KV_HEADS, PREFIX_ROWS, TILE_ROWS, PREFIX_SCORES, TILE, MOST_PARTS,
         )  # fmt: skip
         prefix_part = tl.arange(0, MOST_PARTS)

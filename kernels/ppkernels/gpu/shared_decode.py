@@ -23,7 +23,7 @@ MOST_PARTS = tl.constexpr(64)
 """Parts of a prefix."""
 MOST_WHOLE_PARTS = tl.constexpr(4)
 """Parts of a prefix if the rest of each row is one part, whose program joins them by itself."""
-_STEP = (*STEP, "used", "members", "places")
+_STEP = (*STEP, "used", "members", "programs")
 
 
 class SharedSums(NamedTuple):
@@ -45,18 +45,18 @@ def program_rows(group: int, element_size: int) -> int:
 
 
 def attend_shared(
-    fused: Tensor, kv: Tensor, batch: Batch, shared: SharedPrefixes, heads: int, slots: int, places: int, most: int
+    fused: Tensor, kv: Tensor, batch: Batch, shared: SharedPrefixes, heads: int, slots: int, programs: int, most: int
 ) -> SharedSums:
     """Return the sums over shared prefixes, each in at most `most` parts, whole tiles of `slots`.
 
-    `places` programs fill the card.
+    `programs` fill the card.
     """
     _, _, block_size, kv_heads, head_dim = kv.shape
     group, wide = heads // kv_heads, max(16, triton.next_power_of_2(head_dim))
     rows = program_rows(group, kv.element_size())
     scores = rows * triton.next_power_of_2(group)
     pairs = most_tiles(len(batch.query_lens)) * (TILE_ROWS // rows) * kv_heads
-    items = max(places, pairs)
+    items = max(programs, pairs)
     sums = torch.empty((items, scores, head_dim), dtype=torch.float32, device=kv.device)
     weights = torch.empty((items, scores), dtype=torch.float32, device=kv.device)
     _attend[(items,)](
@@ -69,7 +69,7 @@ def attend_shared(
         shared.members,
         sums,
         weights,
-        places,
+        programs,
         fused.stride(0),
         batch.block_tables.stride(0),
         head_dim**-0.5 * LOG2_E,
@@ -85,15 +85,15 @@ def attend_shared(
         MOST=most,
         DOT=dot_type(kv.dtype),
         num_warps=8 if scores * wide >= 128 * 128 else 4,
-        num_stages=3,
+        num_stages=3 if wide <= 128 else 2,  # with wider heads, some cards have no shared memory for more
     )
     return SharedSums(sums, weights, rows)
 
 
 @triton.jit
-def prefix_parts(used, places, PAIRS: tl.constexpr, MOST: tl.constexpr):
+def prefix_parts(used, programs, PAIRS: tl.constexpr, MOST: tl.constexpr):
     """Return into how many parts each prefix is split if `used` tiles have `PAIRS` programs each."""
-    return tl.minimum(tl.maximum(places // tl.maximum(used * PAIRS, 1), 1), MOST)
+    return tl.minimum(tl.maximum(programs // tl.maximum(used * PAIRS, 1), 1), MOST)
 
 
 @triton.jit(do_not_specialize=_STEP, do_not_specialize_on_alignment=_STEP)
@@ -107,7 +107,7 @@ def _attend(
     members,
     sums_out,
     weights_out,
-    places,
+    programs,
     query_stride,
     table_stride,
     scale,
@@ -125,7 +125,7 @@ def _attend(
 ):
     item, tiles = tl.program_id(0), tl.load(used).to(tl.int32)
     PAIRS: tl.constexpr = (TILE_ROWS // ROWS) * KV_HEADS
-    parts = prefix_parts(tiles, places, PAIRS, MOST)
+    parts = prefix_parts(tiles, programs, PAIRS, MOST)
     if item >= tiles * PAIRS * parts:
         return
     part, pair = item % parts, item // parts
@@ -161,7 +161,7 @@ def place_in_sums(
     length,
     kv_head,
     used,
-    places,
+    programs,
     KV_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -174,7 +174,7 @@ def place_in_sums(
     `place` is the row's in the tiles, and `length` that of its prefix. Parts are SCORES apart.
     """
     PAIRS: tl.constexpr = (TILE_ROWS // ROWS) * KV_HEADS
-    parts = prefix_parts(tl.load(used).to(tl.int32), places, PAIRS, MOST)
+    parts = prefix_parts(tl.load(used).to(tl.int32), programs, PAIRS, MOST)
     filled = tl.cdiv(length, tl.maximum(part_slots(length, parts, TILE), 1))
     return (place // ROWS * KV_HEADS + kv_head) * parts * SCORES + place % ROWS * (SCORES // ROWS), filled
 

@@ -154,7 +154,8 @@ class DecodeGraphs:
 
         `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
-        rows, shared = len(plan.slots), plan.shared_prefixes(self._least_saved)
+        rows = len(plan.slots)
+        shared = plan.shared_prefixes(self._least_saved) if self.shared_sizes else None
         size = next(size for size in (self.sizes if shared is None else self.shared_sizes) if size >= rows)
         array = self._staging.next()
         self._pad(array, rows, size)
