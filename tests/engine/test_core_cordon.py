@@ -210,7 +210,7 @@ def test_a_cordoned_survivor_that_does_not_leave_is_not_ended(lifted: bool) -> N
     if lifted:
         world.say(Cordon(stage=1, undo=True))
         world.engine.advance()
-        assert world.started == [(2, 2), (1, 2)]
+        assert world.started == [(2, 2), (1, 3)]
     back(world)
     assert world.engine.health.state == "serving"
 
