@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from ppkernels.gpu import collectives, greedy_ranks, rank_memory
+from ppkernels.gpu import collectives, greedy_ranks, rank_memory, top_k_ranks
 from ppkernels.gpu.sampling import DeviceSampling
 from ppkernels.norms import Norm
 from triton.runtime.interpreter import InterpreterBuilder
@@ -55,8 +55,17 @@ class Member:
         self, logits: torch.Tensor, columns: greedy_ranks.Columns, sampling: DeviceSampling, slots: torch.Tensor,
         positions: torch.Tensor, newest: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        rank = self.table, self.counters, self.rank, self.size, PART_BYTES
-        return greedy_ranks.choose_greedy(logits, columns, sampling, slots, positions, newest, *rank)
+        return greedy_ranks.choose_greedy(logits, columns, sampling, slots, positions, newest, *self._place)
+
+    def choose_below(
+        self, logits: torch.Tensor, columns: greedy_ranks.Columns, sampling: DeviceSampling, slots: torch.Tensor,
+        positions: torch.Tensor, most: int, newest: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        return top_k_ranks.choose_below(logits, columns, sampling, slots, positions, most, newest, *self._place)
+
+    @property
+    def _place(self) -> tuple[torch.Tensor, torch.Tensor, int, int, int]:
+        return self.table, self.counters, self.rank, self.size, PART_BYTES
 
 
 def interpret_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def sample_rows(
     if RANDOM:
         temperature = float_of(tl.load(own + TEMPERATURE))
         if temperature > 0:
-            number = _number(tl.load(own + SEED), tl.load(own + SAMPLE), position)
+            number = random_number(tl.load(own + SEED), tl.load(own + SAMPLE), position)
             temperature = tl.maximum(temperature, TINY)
             top_k, top_p = tl.load(own + TOP_K), float_of(tl.load(own + TOP_P))
             candidates += row * CAPACITY
@@ -129,12 +129,11 @@ def _draw(
     """
     end = order_of(best, values) + 1
     lowest = best * 0 + float("-inf")
-    edge, ties, last = lowest, (number * 0).to(tl.int64), vocabulary
     limited = (top_k > 0) & (top_k < vocabulary)
     row, count, start, gathered = values, vocabulary, order_of(lowest, values), vocabulary < 0
-    total, above, equal = ties, ties, ties
+    total = (number * 0).to(tl.int64)
     if not limited:
-        total, above, equal = measure_above(values, vocabulary, best, temperature, lowest, BLOCK)
+        total, _, _ = measure_above(values, vocabulary, best, temperature, lowest, BLOCK)
     if limited | (top_p < 1):
         # A goal that the best of each lane reach, all logits reach: the cut is not below theirs.
         tl.store(candidates + tl.arange(0, BLOCK), highest.to(values.dtype.element_ty))
@@ -150,25 +149,47 @@ def _draw(
             # In a flat row the best do not reach the goal, and too many tokens remain to gather.
             worth = start > least
         tl.debug_barrier()
-        found = vocabulary * 0
         if worth:
-            lower = scaled_logits(logit_of(start, values), best, temperature)
-            found = gather(values, vocabulary, best, temperature, lower, candidates, ids, CAPACITY, BLOCK)
-            tl.debug_barrier()
-        gathered = (found > 0) & (found <= CAPACITY)
-        if gathered:
-            row, count = candidates, found
+            row, count, gathered = gather_from(
+                start, values, vocabulary, best, temperature, candidates, ids, CAPACITY, BLOCK
+            )
+    token = draw_from(row, count, best, temperature, start, end, limited, top_k, top_p, total, number, BLOCK)
+    if gathered:
+        token = tl.load(ids + token)
+    return token
+
+
+@triton.jit
+def gather_from(
+    start, values, vocabulary, best, temperature, candidates, ids, CAPACITY: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Gather the logits from the order `start` upwards. Return the row that later passes read, its width, and whether
+    it is `candidates`: with none, or more than there is room for, it is the whole row.
+    """
+    row, count = values, vocabulary
+    lower = scaled_logits(logit_of(start, values), best, temperature)
+    found = gather(values, vocabulary, best, temperature, lower, vocabulary, candidates, ids, CAPACITY, BLOCK)
+    tl.debug_barrier()
+    gathered = (found > 0) & (found <= CAPACITY)
+    if gathered:
+        row, count = candidates, found
+    return row, count, gathered
+
+
+@triton.jit
+def draw_from(row, count, best, temperature, start, end, limited, top_k, top_p, total, number, BLOCK: tl.constexpr):
+    """Return the first place in `row`, of `count` logits, whose cumulative weight exceeds `number` / 2**64 of the kept
+    weight. Cuts are in the orders [start, end); unless `limited` by top-k, `total` is the weight of the row.
+    """
+    edge, ties, last = best * 0 + float("-inf"), (number * 0).to(tl.int64), count
+    equal = ties
     if limited:
-        cut = cut_at(row, count, best, temperature, start, end, top_k, False, BLOCK)
-        edge = scaled_logits(logit_of(cut, values), best, temperature)
-        total, above, equal = measure_above(row, count, best, temperature, edge, BLOCK)
-        ties = top_k - above
-        total += ties * weight_of(edge)
+        edge, total, ties, equal = cut_to_number(row, count, best, temperature, start, end, top_k, BLOCK)
     if top_p < 1:
         goal = _share(top_p, total)
         cut = cut_at(row, count, best, temperature, start, end, goal, True, BLOCK)
-        lower = scaled_logits(logit_of(cut, values), best, temperature)
-        total, above, equal = measure_above(row, count, best, temperature, lower, BLOCK)
+        lower = scaled_logits(logit_of(cut, row), best, temperature)
+        total, _, equal = measure_above(row, count, best, temperature, lower, BLOCK)
         weight = tl.maximum(weight_of(lower), 1)
         ties = tl.minimum((goal - total + weight - 1) // weight, tl.where(lower == edge, ties, equal))
         total += ties * weight
@@ -176,10 +197,17 @@ def _draw(
     if (ties > 0) & (ties < equal):
         last = place_of(row, count, best, temperature, edge, count, ties - 1, True, BLOCK)
     target = tl.umulhi(number, total.to(tl.uint64)).to(tl.int64)
-    token = place_of(row, count, best, temperature, edge, last, target, False, BLOCK)
-    if gathered:
-        token = tl.load(ids + token)
-    return token
+    return place_of(row, count, best, temperature, edge, last, target, False, BLOCK)
+
+
+@triton.jit
+def cut_to_number(row, count, best, temperature, start, end, top_k, BLOCK: tl.constexpr):
+    """Return the last scaled logit that top-k keeps, the kept weight, and how many equals are kept, and are there."""
+    cut = cut_at(row, count, best, temperature, start, end, top_k, False, BLOCK)
+    edge = scaled_logits(logit_of(cut, row), best, temperature)
+    total, above, equal = measure_above(row, count, best, temperature, edge, BLOCK)
+    ties = top_k - above
+    return edge, total + ties * weight_of(edge), ties, equal
 
 
 @triton.jit
@@ -195,7 +223,7 @@ def float_of(bits):
 
 
 @triton.jit
-def _number(seed, sample, position):
+def random_number(seed, sample, position):
     """Return `ppkernels.sampling.uniform` of the keys, times 2**64."""
     state = _mixed(_mixed(_mixed((seed * 0).to(tl.uint64), seed), sample), position)
     return state >> 12 << 12

@@ -89,27 +89,14 @@ def _choose_rows(
         bits, token = best.to(tl.int32, bitcast=True), token + first
         if joined:
             send_pair(bits, token, row, number, table, RANK, SIZE, WORDS_AT, WORDS)
-        # The row's own pair, kept in the place of its token.
-        tl.store(tokens + row, (bits.to(tl.int64) << 32) | token.to(tl.int64))
+        tl.store(tokens + row, pair_of(bits, token))  # in the place of the row's token
     tl.debug_barrier()
     released = tl.zeros((), tl.int64)
     for row in range(program, rows, programs):
-        pair = tl.load(tokens + row)
-        own_bits, own_token = (pair >> 32).to(tl.int32), (pair & 0xFFFFFFFF).to(tl.int32)
-        best, chosen = own_bits.to(tl.float32, bitcast=True), own_token
+        best, chosen, released = best_of_ranks(
+            tl.load(tokens + row), row, joined, number, released, table, RANK, SIZE, WORDS_AT, WORDS
+        )
         if joined:
-            # In rank order, so that the lowest of equal tokens stays.
-            for peer in tl.static_range(SIZE):
-                if peer == RANK:
-                    bits, token = own_bits, own_token
-                else:
-                    bits, token, released = read_pair(row, peer, number, released, table, RANK, SIZE, WORDS_AT, WORDS)
-                value = bits.to(tl.float32, bitcast=True)
-                if peer == 0:
-                    best, chosen = value, token
-                else:
-                    chosen = tl.where(value > best, token, chosen)
-                    best = tl.maximum(best, value)
             # Of a wait that was released it may be anything, and later kernels look it up.
             chosen = tl.minimum(tl.maximum(chosen, 0), vocabulary - 1)
         tl.debug_barrier()  # all threads have read the row's own pair
@@ -117,3 +104,41 @@ def _choose_rows(
         if NEWEST:
             tl.store(newest + tl.load(slots + row), chosen.to(newest.dtype.element_ty))
     count_call(counters, program, programs, number, MOST)
+
+
+@triton.jit
+def pair_of(bits, token):
+    """Return the bits of a logit, and its token, in one number."""
+    return (bits.to(tl.int64) << 32) | (token.to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def unpaired(pair):
+    """Return the logit in float32, and its token."""
+    return (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True), (pair & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def best_of_ranks(
+    pair, row, joined, number, released, table,
+    RANK: tl.constexpr, SIZE: tl.constexpr, WORDS_AT: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Wait for the best logit of each rank in a row. Return the best of them with this rank's `pair`, its token, and
+    the word of host memory as last seen.
+    """
+    own, own_token = unpaired(pair)
+    best, chosen = own, own_token
+    if joined:
+        # In rank order, so that the lowest of equal tokens stays.
+        for peer in tl.static_range(SIZE):
+            if peer == RANK:
+                value, token = own, own_token
+            else:
+                bits, token, released = read_pair(row, peer, number, released, table, RANK, SIZE, WORDS_AT, WORDS)
+                value = bits.to(tl.float32, bitcast=True)
+            if peer == 0:
+                best, chosen = value, token
+            else:
+                chosen = tl.where(value > best, token, chosen)
+                best = tl.maximum(best, value)
+    return best, chosen, released

@@ -75,17 +75,7 @@ def read_words(
     pair = tl.arange(0, BLOCK // 2)
     inside = pair < WIDTH // 2
     place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + row * (WIDTH // 2) + pair
-    flag = (number & 0xFFFFFFFF) << 32
-    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
-    looks = tl.zeros((), tl.int32)
-    word = tl.load(place, mask=inside, other=0, volatile=True)
-    missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
-    while (missing != 0) & (released < _RELEASED):
-        word = tl.load(place, mask=inside, other=0, volatile=True)
-        missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32), 0)
-        looks += 1
-        if looks % _LOOKS == 0:
-            released = tl.load(host, volatile=True)
+    word, released = _arrived(place, inside, number, released, table)
     kind = part.dtype.element_ty
     even = (word & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
     odd = ((word >> 16) & 0xFFFF).to(tl.int16).to(kind, bitcast=True)
@@ -113,20 +103,57 @@ def read_pair(
     """Wait for the pair of a row of `peer`; return it in int32, and the word of host memory as last seen."""
     half = tl.arange(0, 2)
     place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + 2 * row + half
-    flag = (number & 0xFFFFFFFF) << 32
-    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
-    looks = tl.zeros((), tl.int32)
-    word = tl.load(place, volatile=True)
-    missing = tl.max(((word ^ flag) >> 32 != 0).to(tl.int32), 0)
-    while (missing != 0) & (released < _RELEASED):
-        word = tl.load(place, volatile=True)
-        missing = tl.max(((word ^ flag) >> 32 != 0).to(tl.int32), 0)
-        looks += 1
-        if looks % _LOOKS == 0:
-            released = tl.load(host, volatile=True)
+    word, released = _arrived(place, half < 2, number, released, table)
     data = word & 0xFFFFFFFF
     first = tl.sum(tl.where(half == 0, data, 0)).to(tl.int32)
     return first, tl.sum(tl.where(half == 1, data, 0)).to(tl.int32), released
+
+
+@triton.jit
+def send_pairs(
+    first, second, at, count, number, table,
+    RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Write `count` <= LANES pairs of two numbers of 4 bytes to the other ranks, from the pair `at` on."""
+    lane, half = tl.arange(0, LANES)[:, None], tl.arange(0, 2)[None, :]
+    word = (tl.join(first, second).to(tl.int64) & 0xFFFFFFFF) | (number & 0xFFFFFFFF) << 32
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            place = _words(table, peer, RANK, number, SIZE, AT, WORDS) + 2 * (at + lane) + half
+            tl.store(place, word, mask=(lane < count) & (half < 2))
+
+
+@triton.jit
+def read_pairs(
+    at, count, peer: tl.constexpr, number, released, table,
+    RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Wait for `count` pairs of `peer`; return them in int32 [LANES], and the word of host memory as last seen."""
+    lane, half = tl.arange(0, LANES)[:, None], tl.arange(0, 2)[None, :]
+    place = _words(table, RANK, peer, number, SIZE, AT, WORDS) + 2 * (at + lane) + half
+    word, released = _arrived(place, (lane < count) & (half < 2), number, released, table)
+    first, second = tl.split((word & 0xFFFFFFFF).to(tl.int32))
+    return first, second, released
+
+
+@triton.jit
+def _arrived(place, inside, number, released, table):
+    """Wait until the words at `place` have this call's number; return them, and the word of host memory as last seen.
+
+    With a word that is `RELEASED` they are anything.
+    """
+    flag = (number & 0xFFFFFFFF) << 32
+    host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
+    looks = tl.zeros((), tl.int32)
+    word = tl.load(place, mask=inside, other=0, volatile=True)
+    missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32))
+    while (missing != 0) & (released < _RELEASED):
+        word = tl.load(place, mask=inside, other=0, volatile=True)
+        missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32))
+        looks += 1
+        if looks % _LOOKS == 0:
+            released = tl.load(host, volatile=True)
+    return word, released
 
 
 @triton.jit

@@ -32,19 +32,20 @@ def best_of(values, vocabulary, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gather(values, vocabulary, best, temperature, edge, candidates, ids, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the first CAPACITY logits not below `edge` (a scaled one), and their ids, in order;
-    return their number.
+def gather(values, vocabulary, best, temperature, edge, last, candidates, ids, capacity, BLOCK: tl.constexpr):
+    """Write the logits above `edge`, a scaled one, and those that equal it up to the id `last`, with their ids, in
+    order. Return their number; the first `capacity` are written.
     """
     lanes = tl.arange(0, BLOCK)
     found = vocabulary * 0
     for first in range(0, vocabulary, BLOCK):
         x = tile_of(values, first + lanes, vocabulary)
-        taken = (scaled_logits(x, best, temperature) >= edge) & (first + lanes < vocabulary)
+        scaled = scaled_logits(x, best, temperature)
+        taken = ((scaled > edge) | ((scaled == edge) & (first + lanes <= last))) & (first + lanes < vocabulary)
         number = tl.sum(taken.to(tl.int32))
         if number > 0:
             place = found + tl.cumsum(taken.to(tl.int32), 0) - 1
-            fits = taken & (place < CAPACITY)
+            fits = taken & (place < capacity)
             tl.store(candidates + place, x.to(values.dtype.element_ty), mask=fits)
             tl.store(ids + place, first + lanes, mask=fits)
         found += number

@@ -22,8 +22,8 @@ from ppkernels.gpu.row_passes import MAX_VOCABULARY
 from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 
-GREEDY_BLOCK, _DRAW_BLOCK = 16384, 4096
-_CANDIDATES = 8192
+GREEDY_BLOCK, DRAW_BLOCK = 16384, 4096
+CANDIDATES = 8192
 """Tokens of a row that can be gathered for the search of its cut; with more, each pass reads the
 whole row.
 """
@@ -99,7 +99,7 @@ def choose(
         raise ValueError(f"vocabulary of {vocabulary}: at most {MAX_VOCABULARY} can be sampled from")
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     # Greedy rows need no room, but a kernel takes pointers.
-    room = (0 if greedy else rows, _CANDIDATES)
+    room = (0 if greedy else rows, CANDIDATES)
     candidates = torch.empty(room, dtype=logits.dtype, device=logits.device)
     ids = torch.empty(room, dtype=torch.int32, device=logits.device)
     if rows:
@@ -118,8 +118,8 @@ def choose(
             NEWEST=newest is not None,
             RANDOM=not greedy,
             BANNED_WIDTH=parameters.banned,
-            CAPACITY=_CANDIDATES,
-            BLOCK=GREEDY_BLOCK if greedy else _DRAW_BLOCK,
+            CAPACITY=CANDIDATES,
+            BLOCK=GREEDY_BLOCK if greedy else DRAW_BLOCK,
             num_warps=32 if greedy else 16,
         )
     return tokens
@@ -183,7 +183,7 @@ def logprobs(logits: Tensor, parameters: DeviceSampling, slots: Tensor, tokens: 
             parameters.table.stride(0),
             most,
             vocabulary,
-            BLOCK=_DRAW_BLOCK,
+            BLOCK=DRAW_BLOCK,
             num_warps=16,
         )
     return output
