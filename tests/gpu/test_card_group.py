@@ -1,10 +1,11 @@
-"""Ranks on real cards, a process each: sums, graphs of before the ranks met, generations, releases, lost ranks.
+"""Ranks on real cards, a process each: sums, tokens, graphs of before the ranks met, generations, releases, lost ranks.
 
 Two ranks share a card where there is one: their kernels take turns then, which shows no speed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -170,11 +171,40 @@ class Member:
     def choose(
         self, whole: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, newest: torch.Tensor
     ) -> torch.Tensor:
-        """Return the tokens of this rank's columns and the other's."""
+        """Return the greedy tokens of this rank's columns and the other's."""
+        return self.group.choose_greedy(*self.share(whole), self.sampling, slots, positions, newest)
+
+    def share(self, whole: torch.Tensor) -> tuple[torch.Tensor, Shard]:
+        """Return this rank's columns."""
         span, none = (self.rank * COLUMNS, (self.rank + 1) * COLUMNS), (0, 1)
-        shard = Shard(self.rank, SIZE, none, none, none, span, SIZE * COLUMNS)
-        columns = whole[:, slice(*span)].contiguous()
-        return self.group.choose_greedy(columns, shard, self.sampling, slots, positions, newest)
+        return whole[:, slice(*span)].contiguous(), Shard(self.rank, SIZE, none, none, none, span, SIZE * COLUMNS)
+
+    def below(self) -> None:
+        """Tokens below top-k, beside greedy ones; of levels, so that equals are at the cut, and of other logits."""
+        heats, numbers, banned = (0.0, 0.1, 0.8, 2.0), (1, 2, 50, 64, 7), range(0, SIZE * COLUMNS, 1000)
+        sampling = DeviceSampling(300, self.device)
+        rows_of = [
+            Parameters(heats[row % 4], 1 - row % 3 / 4, numbers[row % 5], row, banned=banned, banned_until=row % 2 * 99)
+            for row in range(300)
+        ]
+        sampling.set(range(300), rows_of)
+        for call in range(4):
+            for dtype in TYPES:
+                for rows in (1, 16, 17, 300):
+                    generator = torch.Generator().manual_seed(call)
+                    whole = torch.randn(rows, SIZE * COLUMNS, generator=generator).mul_(3)
+                    if call % 2:
+                        whole.round_()
+                    whole[3::5], whole[4::5, 30:] = -math.inf, -math.inf
+                    whole = whole.to(dtype).to(self.device)
+                    slots = torch.arange(rows, device=self.device, dtype=torch.int32)
+                    newest = torch.zeros_like(slots)
+                    wanted = choose(whole, sampling, slots, slots, greedy=False)
+                    found = self.group.choose_below(*self.share(whole), sampling, slots, slots, 64, newest)
+                    assert torch.equal(found, wanted) and torch.equal(newest, wanted.int()), (call, dtype, rows)
+                    if rows == 16:
+                        found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
+                        assert torch.equal(found.cpu(), total(call, rows, dtype))
 
     def captured(self) -> None:
         """Capture before the ranks meet, as boot does; replay in two generations, with eager calls between."""
@@ -281,7 +311,10 @@ def live(folder: Path, rank: int, what: str) -> None:
     for dtype in (*TYPES, torch.int64):
         member.group.all_gather(torch.zeros(2, 512 - 24 * rank, device=member.device, dtype=dtype), [512, 488], 0)
         ints = torch.zeros(1, device=member.device, dtype=torch.int32)
-        member.choose(torch.zeros(1, SIZE * COLUMNS, device=member.device, dtype=dtype), ints, ints, ints)
+        whole = torch.zeros(1, SIZE * COLUMNS, device=member.device, dtype=dtype)
+        member.choose(whole, ints, ints, ints)
+        if dtype in TYPES:
+            member.group.choose_below(*member.share(whole), member.sampling, ints, ints, 1, ints)
     member.join(1)
     getattr(member, what)()
     if not what.startswith("silent"):
@@ -289,7 +322,7 @@ def live(folder: Path, rank: int, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["sums", "norms", "pieces", "columns", "greedy", "captured", "late", "silent", "silent_copies"]
+    "what", ["sums", "norms", "pieces", "columns", "greedy", "below", "captured", "late", "silent", "silent_copies"]
 )
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]

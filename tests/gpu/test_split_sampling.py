@@ -37,6 +37,7 @@ LOGITS = torch.randn(32, VOCABULARY, generator=torch.Generator().manual_seed(2))
 """Of few levels, so that the best token of a row is in many columns."""
 MASK = b"\0\x0f\0\0\0\4\0\0"
 HOT: dict[str, Any] = {"temperature": 0.8}
+BELOW: dict[str, Any] = {**HOT, "top_k": 5}
 BANNED: dict[str, Any] = {"min_tokens": 30, "stop_token_ids": list(range(0, VOCABULARY, 2))}
 ADJUSTED: dict[str, Any] = {"adjustments": Adjustments(frequency_penalty=0.5, min_p=0.1)}
 
@@ -58,12 +59,13 @@ class SplitLayers(Layers):
 
 
 class Case(NamedTuple):
-    """A step, and the numbers of exchanges of logits and of best tokens in it."""
+    """A step, and the numbers of exchanges of logits, of best tokens, and of candidates below top-k in it."""
 
     rows: list[Row]
     gathers: int = 0
     choices: int = 0
     more: dict[str, Any] | None = None
+    below: int = 0
 
 
 def registered(*wishes: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +103,20 @@ CASES = [
     Case(decodes(21, 0, 1), 1, 0, registered({"logprobs": 2}, {})),
     Case(prompt(tokens=TOKENS), 1, 1, registered({"prompt_logprobs": 2})),
     Case(decodes(22, 3, 2, 1, 0), 0, 1),
+    Case(decodes(23, 0, 1, 2, 3), 0, 0, registered(BELOW), 1),
+    Case([*decodes(24, 1), *prompt(tokens=12)], 0, 0, registered({}, {**BELOW, "top_p": 0.7, **BANNED}), 1),
+    Case(decodes(25, 0, 2), 0, 1),
+    Case(decodes(26, 0, 1, 2), 0, 0, None, 1),
+    Case(decodes(27, 0, 1), 1, 0, {"masks": [Mask([1], MASK)]}),
+    Case(decodes(28, 0, 1), 1, 0, {"late": [1]}),
+    Case(decodes(29, 0, 1), 1, 0, {"checks": Check.FINITE}),
+    Case(decodes(30, 0, 1), 0, 0, {"checks": 0}, 1),
+    Case(decodes(31, 0, 1), 1, 0, registered(BELOW, {**HOT, "top_k": 65})),
+    Case(decodes(3, 0, 1), 1, 0, registered(BELOW, {**BELOW, "top_k": -1})),
+    Case(decodes(4, 0, 1), 1, 0, registered(BELOW, {**BELOW, **ADJUSTED})),
+    Case(decodes(5, 0, 1), 1, 0, registered(BELOW, {**BELOW, "logprobs": 0})),
+    Case(decodes(6, 0, 1), 0, 0, registered({**HOT, "top_k": 31}, {}), 1),
+    Case(decodes(7, 0, 1, 2), 1),  # more candidates than a call has words
 ]
 
 
@@ -154,7 +170,7 @@ def test_ranks_sample_what_one_card_does(card: Device, variants: Variants, tmp_p
     def live(rank: int) -> None:
         stage, group = ranks[rank]
         calls: list[str] = []
-        for name in ("all_gather", "choose_greedy"):
+        for name in ("all_gather", "choose_greedy", "choose_below"):
             setattr(group, name, _noted(getattr(group, name), calls))
         for number, (case, (retired, newest)) in enumerate(zip(CASES, wanted, strict=True)):
             calls.clear()
@@ -164,7 +180,8 @@ def test_ranks_sample_what_one_card_does(card: Device, variants: Variants, tmp_p
             assert found.digest == zlib.crc32(tokens.tobytes()), number
             if rank == 0:
                 assert (found.sampled, found.prompts) == (retired.sampled, retired.prompts), number
-            assert calls == ["all_gather"] * case.gathers + ["choose_greedy"] * case.choices, number
+            wanted_calls = ["all_gather"] * case.gathers + ["choose_greedy"] * case.choices
+            assert calls == wanted_calls + ["choose_below"] * case.below, number
         assert "replay" in card.log
         assert variants.taken() - warmed == set()
 

@@ -23,6 +23,7 @@ import torch
 from ppkernels.gpu import collectives
 from ppkernels.gpu.greedy_ranks import Columns, choose_greedy
 from ppkernels.gpu.sampling import DeviceSampling
+from ppkernels.gpu.top_k_ranks import choose_below
 from ppkernels.norms import Norm
 from torch import Tensor
 from typing_extensions import override
@@ -188,9 +189,14 @@ class CardGroup(RankGroup):
         newest: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the tokens [R] of greedy rows from all ranks' `logits` [R, w], which are not gathered."""
-        first, end = shard.vocabulary
-        columns = Columns(first, end - first, shard.vocab_size)
-        return choose_greedy(logits, columns, parameters, slots, positions, newest, *self._place)
+        return choose_greedy(logits, _columns(shard), parameters, slots, positions, newest, *self._place)
+
+    def choose_below(
+        self, logits: Tensor, shard: Shard, parameters: DeviceSampling, slots: Tensor, positions: Tensor, most: int,
+        newest: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the tokens [R] of rows that are greedy, or have a top-k of 1 to `most`, as `choose_greedy`."""
+        return choose_below(logits, _columns(shard), parameters, slots, positions, most, newest, *self._place)
 
     def _first_columns(self, widths: list[int]) -> Tensor:
         """Return the first column of each rank, and their sum; made once, because a graph may not make it."""
@@ -226,6 +232,11 @@ class CardGroup(RankGroup):
             flags.close()
         for wire in wires.values():
             wire.close()
+
+
+def _columns(shard: Shard) -> Columns:
+    first, end = shard.vocabulary
+    return Columns(first, end - first, shard.vocab_size)
 
 
 def _receive(wire: Wire) -> RankOffer:

@@ -25,12 +25,11 @@ from typing_extensions import override
 
 from ppengine.common.ring import Kind
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
-from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.chunk_graphs import FEW_ROWS, ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
 from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
 from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
-from ppengine.stage.backends.cuda.split_sampling import greedy_ranks
+from ppengine.stage.backends.cuda.split_sampling import BestTokens, best_tokens
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
@@ -140,20 +139,20 @@ class CudaRunner(Runner):
         number = step.number
         count, compute = int(plan.query_start[-1]), self.buffers.compute
         requests = [self._state.requests[slot] for slot in plan.sampled_slots.tolist()] if self._model.last else []
-        ranks = greedy_ranks(self._group, step, self._checks.finite, requests)
+        best = best_tokens(self._group, step, self._checks.finite, requests)
         work = self._timer.work(compute, number, count, int(plan.ends.sum()))
         # Before the other ends of the step, which take time of the host, and may wait for a neighbour.
         pending.finally_do(work.publish)
         with compute.working(), work:
             with self._ring.operation(Kind.FORWARD, number, size=count, detail=self._model.layer_range[0]):
                 out, slots, positions = self._eager(number, plan, ids, pending) if graphs is None else graphs.run()
-                if requests and ranks is None:
+                if requests and best is None:
                     out = self._gathered(number, plan, out, pending)
             if requests:
                 work.sampling()
                 if step.late:
                     self._add_late_masks(step, work)
-                self._sample(step, requests, Launched(out, slots, positions), ranks, pending)
+                self._sample(step, requests, Launched(out, slots, positions), best, pending)
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
@@ -261,9 +260,9 @@ class CudaRunner(Runner):
         pending.finally_do(judge)
 
     def _sample(
-        self, step: Step, requests: list[Register], launched: Launched, ranks: CardGroup | None, pending: Pending
+        self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None, pending: Pending
     ) -> None:
-        """Launch the sampling from whole logits, or from this rank's columns of them with the other `ranks`."""
+        """Launch the sampling from whole logits, or from the `best` tokens of the ranks' columns of them."""
         number, buffers, (logits, slots, positions) = step.number, self.buffers, launched
         compute, sender = buffers.compute, self._token_sender
         assert buffers.sampling is not None and buffers.adjustments is not None
@@ -278,9 +277,8 @@ class CudaRunner(Runner):
                 masks = masks_by_slot(step.masks)
                 rows = {row: masks[one.slot] for row, one in enumerate(requests) if one.slot in masks}
                 allowed = masked(logits, rows) if rows else logits
-                if ranks is not None:
-                    shard = self._model.shard
-                    tokens = ranks.choose_greedy(logits, shard, buffers.sampling, slots, positions, newest)
+                if best is not None:
+                    tokens = best.choose(logits, self._model.shard, buffers.sampling, slots, positions, newest)
                 elif adjusts:
                     tables = buffers.sampling, buffers.adjustments
                     tokens = choose_adjusted(allowed, *tables, slots, positions, greedy=greedy, newest=newest)

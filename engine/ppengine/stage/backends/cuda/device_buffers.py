@@ -173,6 +173,7 @@ class DeviceBuffers:
                 shard = self._stage[0].shard
                 part = logits.new_zeros(1, shard.vocabulary_widths[group.rank])
                 group.choose_greedy(part, shard, self.sampling, slots, slots, self.latest)
+                group.choose_below(part, shard, self.sampling, slots, slots, 1, self.latest)
             # Prompts that are scored have any number of rows, and no graph.
             for rows in WARM_ROWS:
                 hidden = torch.zeros(rows, self._width, dtype=self._dtype, device=self.device)
