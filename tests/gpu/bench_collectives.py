@@ -1,8 +1,8 @@
 """Cost of a collective between ranks on cards, in a graph: `python tests/gpu/bench_collectives.py`, two cards or more.
 
 Each rank is a process. A graph has 40 calls in a row, in bfloat16, as in the layers of a model. `sum` is an all-reduce
-of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels. Greedy tokens of
-VOCABULARY columns come from gathered logits, or from the best tokens of each rank.
+of rows of WIDTH; `norm` adds it to a residual and norms that, beside `sum, then norm` in two kernels. Tokens of
+VOCABULARY columns, greedy and below a top-k, come from gathered logits, or from the best tokens of each rank.
 `--set NAME=VALUE` tries another constant of `ppkernels.gpu.collectives`, or of `card_group`.
 """
 
@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from ppengine.checkpoint.model_shard import Shard
@@ -27,13 +29,14 @@ from ppengine.stage.meeting import meet
 from ppengine.stage.rank_group import pairs
 from ppengine.stage.wire import Wire
 from ppkernels.gpu import collectives
-from ppkernels.gpu.sampling import DeviceSampling, choose
+from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose
 from ppkernels.norms import Norm
 from torch import Tensor
 
 WIDTH, CALLS, REPLAYS = 4096, 40, 10
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192)
 VOCABULARY, SAMPLED = 128_256, (1, 16, 256, 512)
+BELOW = Parameters(temperature=0.8, top_p=0.95, top_k=50)
 
 
 def graph_us(call: Callable[[], object], ready: Callable[[], None]) -> float:
@@ -81,31 +84,40 @@ def measure(group: card_group.CardGroup, device: torch.device) -> None:
         found = "  ".join(f"{name} {graph_us(call, ready):7.2f}" for name, call in ways.items())
         if group.rank == 0:
             print(f"{part.nbytes // 1024:6d} KiB  {found}", flush=True)
-    measure_greedy(group, device, ready)
+    measure_sampling(group, device, ready)
 
 
-def measure_greedy(group: card_group.CardGroup, device: torch.device, ready: Callable[[], None]) -> None:
-    """Print a line for each number of rows that are sampled."""
+def measure_sampling(group: card_group.CardGroup, device: torch.device, ready: Callable[[], None]) -> None:
+    """Print a line for each number of rows that are sampled, greedy and below BELOW."""
     width, none = VOCABULARY // group.size, (0, 1)
     span, widths = (group.rank * width, (group.rank + 1) * width), [width] * group.size
     shard = Shard(group.rank, group.size, none, none, none, span, width * group.size)
-    sampling = DeviceSampling(max(SAMPLED), device)
     for rows in SAMPLED:
+        greedy, below = (DeviceSampling(rows, device) for _ in range(2))
+        below.set(range(rows), [BELOW] * rows)
         part = torch.randn(rows, width, device=device).to(torch.bfloat16)
         slots = torch.arange(rows, device=device, dtype=torch.int32)
         newest = torch.zeros_like(slots)
+        where = slots, slots
 
-        def gathered(part: Tensor = part, slots: Tensor = slots, newest: Tensor = newest) -> Tensor:
-            whole = group.all_gather(part, widths, 0)
-            return choose(whole, sampling, slots, slots, greedy=True, newest=newest)
+        def gathered(sampling: DeviceSampling, greedy: bool, part: Tensor = part, where: Any = where) -> Tensor:
+            return choose(group.all_gather(part, widths, 0), sampling, *where, greedy=greedy)
 
-        def best(part: Tensor = part, slots: Tensor = slots, newest: Tensor = newest) -> Tensor:
-            return group.choose_greedy(part, shard, sampling, slots, slots, newest)
-
-        assert torch.equal(gathered(), best())
-        found = f"logits {graph_us(gathered, ready):7.2f}  best tokens {graph_us(best, ready):7.2f}"
-        if group.rank == 0:
-            print(f"{rows:6d} rows  greedy of {found}", flush=True)
+        ways = {
+            "greedy": (
+                partial(gathered, greedy, greedy=True),
+                partial(group.choose_greedy, part, shard, greedy, *where, newest),
+            ),
+            f"top-k {BELOW.top_k}": (
+                partial(gathered, below, greedy=False),
+                partial(group.choose_below, part, shard, below, *where, BELOW.top_k, newest),
+            ),
+        }
+        for name, (whole, best) in ways.items():
+            assert torch.equal(whole(), best())
+            found = f"logits {graph_us(whole, ready):7.2f}  best tokens {graph_us(best, ready):7.2f}"
+            if group.rank == 0:
+                print(f"{rows:6d} rows  {name} of {found}", flush=True)
 
 
 def live(folder: Path, rank: int, size: int) -> None:
