@@ -37,7 +37,7 @@ def serves(kv: Tensor, batch: Batch, heads: int) -> bool:
     The queries have its type and begin at multiples of 16 bytes, as those of all models do.
     """
     _, _, block_size, kv_heads, head_dim = kv.shape
-    if kv.device.type != "cuda" or len(batch.query_lens) > MOST_ROWS or not _is_hopper(kv.device):
+    if kv.device.type != "cuda" or len(batch.query_lens) > MOST_ROWS or not is_hopper(kv.device):
         return False
     return kv.dtype in (torch.bfloat16, torch.float16) and fits(block_size, heads // kv_heads, head_dim)
 
@@ -48,5 +48,6 @@ def fits(block_size: int, group: int, head_dim: int) -> bool:
 
 
 @functools.cache
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
+    """Return whether `device`, of CUDA, is a Hopper card."""
     return torch.cuda.get_device_capability(device)[0] == 9
