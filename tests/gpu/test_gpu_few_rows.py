@@ -71,7 +71,7 @@ def test_product(draw: Draw, dtype: torch.dtype, rows: int, width: int, outputs:
 
 
 @dtypes
-@pytest.mark.parametrize("activation", [None, Activation.RELU, Activation.SILU_AND_MUL])
+@pytest.mark.parametrize("activation", [None, *Activation])
 def test_what_is_around_the_product(draw: Draw, dtype: torch.dtype, activation: Activation | None) -> None:
     rows, width, outputs = 2, 96, 40
     # Of a wider tensor, as attention leaves it.
@@ -81,7 +81,8 @@ def test_what_is_around_the_product(draw: Draw, dtype: torch.dtype, activation: 
     before = residual.clone()
     operands = (inputs.double(), weight.double(), bias.double())
     exact = few_rows_reference(*operands, activation, residual.double())
-    check(few_rows.few_rows(inputs, weight, bias, activation, residual), exact, slack=2)
+    slack = 8 if activation is Activation.GELU else 2  # torch computes it, from a rounded product, and rounds again
+    check(few_rows.few_rows(inputs, weight, bias, activation, residual), exact, slack)
     assert torch.equal(residual, before)
 
 
