@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ppkernels import cpu, gpu
 from ppkernels.cpu.vectors import takes_cache
+from ppkernels.gpu import hopper_products
 
 Code = TypeVar("Code", bound=Callable[..., Any])
 Takes = Callable[..., bool]
 
 MOST_ROWS = 1
-"""Rows of the largest product of `few_rows`. With more, a library is as fast."""
+"""Rows of the largest product of `few_rows`, but on Hopper cards. With more, a library is as fast."""
 WIDEST = 32768
 """Inputs of the widest product of `few_rows`: registers hold whole rows of the weight."""
 
@@ -59,6 +60,8 @@ def _updated_rows(residual: Tensor, update: Tensor) -> bool:
 
 
 def _few_rows(inputs: Tensor, weight: Tensor) -> bool:
+    if hopper_products.serves(inputs, weight):
+        return True
     rows, width = inputs.shape
     plain = inputs.stride(1) == 1 and weight.is_contiguous() and inputs.dtype == weight.dtype
     return 0 < rows <= MOST_ROWS and width <= WIDEST and plain

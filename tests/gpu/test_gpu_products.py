@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from ppengine.models.layers import Linear
 from ppkernels import norms
 from ppkernels.activation_kind import Activation
 from ppkernels.few_rows import few_rows_reference
 from ppkernels.gpu import hopper_products
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def _is_hopper() -> bool:
@@ -218,6 +219,17 @@ def test_no_first_product_in_a_graph() -> None:
     product(inputs, weight.clone())
     with pytest.raises(RuntimeError, match="must not be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         product(inputs, weight)
+
+
+@pytest.mark.parametrize("activation", [None, Activation.GELU, Activation.SILU_AND_MUL])
+def test_layers_use_it(activation: Activation | None) -> None:
+    layer = Linear(nn.Parameter(weights(torch.bfloat16, 3072, 4096), False), None)
+    inputs = normal(torch.bfloat16, 16, 4096)
+    assert layer.takes(inputs) and not layer.takes(normal(torch.bfloat16, 33, 4096))
+    expected = product(inputs, layer.weight, None, None if activation is Activation.GELU else activation)
+    if activation is Activation.GELU:
+        expected = nn.functional.gelu(expected)
+    assert torch.equal(layer(inputs, activation), expected)
 
 
 def test_what_is_not_served() -> None:

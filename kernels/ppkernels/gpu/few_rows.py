@@ -6,7 +6,7 @@ the memory busy. A norm of the inputs is not fused: every program would repeat i
 than a launch.
 
 Reading the weights of OPT-6.7B and Llama-8B for one row, an H200 reaches 3,800 to 4,500 GB/s; with
-cuBLAS 2,600 to 4,250, and a copy 4,280.
+cuBLAS 2,600 to 4,250, and a copy 4,280. From two rows on, `hopper_products` has another kernel for Hopper cards.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ppkernels.activation_kind import Activation
+from ppkernels.gpu import hopper_products
 from ppkernels.gpu.chain import chains, follow, let_follow
 
 TILE_BYTES = 32768
@@ -27,6 +28,10 @@ def few_rows(
     inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
 ) -> Tensor:
     """Return act(x W^T + b) + residual [T, outputs] as a new tensor, rounded once."""
+    if hopper_products.serves(inputs, weight):
+        from ppkernels.gpu.hopper_products.product_launch import multiply_rows
+
+        return multiply_rows(inputs, weight, bias, activation, residual)
     rows, width = inputs.shape
     gated = activation is Activation.SILU_AND_MUL
     outputs = weight.shape[0] // (2 if gated else 1)
