@@ -1,4 +1,4 @@
-"""The products of few rows for Hopper cards compile for one, also where there is none."""
+"""The products of few rows for Hopper cards compile for one, also where there is none, and compute as Python does."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def run(program: str, folder: Path, *arguments: str) -> list[str]:
     ended = subprocess.run(
         [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=100
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     return ended.stdout.split()
 
 
@@ -121,3 +121,9 @@ def test_it_compiles(name: str, pad: int, outputs: int, words: str, instructions
 def test_rows_and_shapes_need_no_more_variants(tmp_path: Path) -> None:
     """One with 16 columns and one with 32, each with and without what is around: no request is the first to use one."""
     assert run(VARIANTS, tmp_path) == ["2", "4"]
+
+
+def test_it_computes_products(tmp_path: Path) -> None:
+    """See `run_products.py`; it prints a seed first."""
+    program = Path(__file__).with_name("run_products.py").read_text()
+    assert run(program, tmp_path)[-1] == "right"
