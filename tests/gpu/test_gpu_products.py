@@ -218,6 +218,7 @@ def test_no_first_product_in_a_graph() -> None:
     weight, inputs = normal(torch.bfloat16, 64, 64), normal(torch.bfloat16, 2, 64)
     product(inputs, weight.clone())
     with pytest.raises(RuntimeError, match="must not be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        inputs.neg_()
         product(inputs, weight)
 
 
