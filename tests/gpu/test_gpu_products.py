@@ -1,4 +1,4 @@
-"""Products of 2 to 32 rows on a Hopper card, against float64: new memory is NaN, and what is behind it stays so."""
+"""Products of 2 to 16 rows on a Hopper card, against float64: new memory is NaN, and what is behind it stays so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_hopper() -> bool:
 pytestmark = pytest.mark.skipif(not _is_hopper(), reason="needs a Hopper card: Gluon has no interpreter")
 
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8}
-ROWS = (2, 3, 8, 16, 17, 31, 32)
+ROWS = (2, 3, 8, 15, 16)
 HALF_LAYER = (3072, 4096), (4096, 2048), (14336, 4096), (4096, 7168)
 """Outputs and inputs of the products of Llama-8B's layer, on one of two ranks."""
 WHOLE_LAYER = (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)
@@ -191,7 +191,7 @@ def same(name: str, actual: list[Tensor], expected: list[Tensor]) -> None:
         assert torch.equal(one, other), f"{name}, layer {number}: {places}"
 
 
-@pytest.mark.parametrize("rows", [2, 16, 32])
+@pytest.mark.parametrize("rows", [2, 16])
 def test_chained_launches_wait_for_their_inputs(rows: int) -> None:
     hidden = normal(torch.bfloat16, rows, 4096)
     expected = layers(torch.bfloat16, hidden, torch.cuda.synchronize)
@@ -199,7 +199,7 @@ def test_chained_launches_wait_for_their_inputs(rows: int) -> None:
         same(f"run {number}", layers(torch.bfloat16, hidden, nothing), expected)
 
 
-@pytest.mark.parametrize("rows", [3, 16, 32])
+@pytest.mark.parametrize("rows", [3, 16])
 def test_in_a_graph(rows: int) -> None:
     hidden = normal(torch.bfloat16, rows, 4096)
     layers(torch.bfloat16, hidden, nothing)
@@ -235,9 +235,9 @@ def test_layers_use_it(activation: Activation | None) -> None:
 
 def test_what_is_not_served() -> None:
     weight, make = weights(torch.bfloat16, 64, 64), partial(normal, torch.bfloat16)
-    assert hopper_products.serves(make(2, 64), weight) and hopper_products.serves(make(32, 64), weight)
+    assert hopper_products.serves(make(2, 64), weight) and hopper_products.serves(make(16, 64), weight)
     assert not hopper_products.serves(make(1, 64), weight)
-    assert not hopper_products.serves(make(33, 64), weight)
+    assert not hopper_products.serves(make(17, 64), weight)
     assert not hopper_products.serves(make(2, 64).half(), weight)
     assert not hopper_products.serves(make(2, 64).float(), weight.float())
     assert not hopper_products.serves(make(2, 65)[:, 1:], weight)

@@ -18,13 +18,13 @@ CONTEXTS = (1, 256, 4_096, 16_384)
 
 
 def small_steps(max_tokens: int, max_model_len: int) -> list[list[Row]]:
-    """Return steps of few tokens that launch all kernels that a small step may need, in slot 0.
+    """Return steps of one or two tokens that launch all kernels that a small step may need, in slot 0.
 
     Graphs see the longest context alone. A step that is too large for them, or is looked into, has the context of its
-    own rows. On Hopper cards products have one kernel for up to 16 tokens, and one for up to 32.
+    own rows.
     """
     ends = [*(end for end in CONTEXTS if end < max_model_len), max_model_len]
-    counts = [count for count in (1, 2, 17) if count <= max_tokens]
+    counts = [count for count in (1, 2) if count <= max_tokens]
     return [[Row(0, end - count, count, True, 0)] for count in counts for end in ends if end >= count]
 
 

@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ppkernels.activation_kind import Activation
 from ppkernels.gpu.dots import processors
+from ppkernels.gpu.hopper_products import MOST_ROWS
 from ppkernels.gpu.hopper_products.product_kernel import multiply
 
 LEAST_TILE = 64
@@ -33,9 +34,9 @@ class Tiles(NamedTuple):
     """Inputs: columns of the weight."""
     ring: int
 
-    def stages(self, pad: int, parts: int) -> int:
-        """Return the number of units in the ring, of `pad` rows of inputs and `parts` tiles of the weight."""
-        return self.ring // ((self.outputs * parts + pad) * self.piece * 2)
+    def stages(self, parts: int) -> int:
+        """Return the number of units in the ring, of the inputs and `parts` tiles of the weight."""
+        return self.ring // ((self.outputs * parts + MOST_ROWS) * self.piece * 2)
 
 
 _counters: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
@@ -68,13 +69,12 @@ def multiply_rows(
     parts = 2 if activation is Activation.SILU_AND_MUL else 1
     outputs = weight.shape[0] // parts
     tiles = tiles or tiles_of(outputs, parts)
-    pad = 16 if rows <= 16 else 32
     pieces = -(-width // tiles.piece)
     programs = min(processors(inputs.device), -(-outputs // tiles.outputs) * pieces)
     output = torch.empty((rows, outputs), dtype=inputs.dtype, device=inputs.device)
-    sums = torch.empty(2 * programs * parts * tiles.outputs * pad, dtype=torch.float32, device=inputs.device)
+    sums = torch.empty(2 * programs * parts * tiles.outputs * MOST_ROWS, dtype=torch.float32, device=inputs.device)
     multiply[(programs,)](
-        TensorDescriptor(inputs, [rows, width], [inputs.stride(0), 1], [pad, tiles.piece], LAYOUT),
+        TensorDescriptor(inputs, [rows, width], [inputs.stride(0), 1], [MOST_ROWS, tiles.piece], LAYOUT),
         TensorDescriptor(weight, list(weight.shape), [width, 1], [tiles.outputs, tiles.piece], LAYOUT),
         bias if bias is not None else inputs,
         residual if residual is not None else inputs,
@@ -85,10 +85,10 @@ def multiply_rows(
         outputs,
         pieces,
         residual.stride(0) if residual is not None else 0,
-        PAD=pad,
+        PAD=MOST_ROWS,
         TILE=tiles.outputs,
         PIECE=tiles.piece,
-        STAGES=tiles.stages(pad, parts),
+        STAGES=tiles.stages(parts),
         BIAS=bias is not None,
         RELU=activation is Activation.RELU,
         GATED=parts == 2,

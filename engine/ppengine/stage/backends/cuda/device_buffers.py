@@ -41,8 +41,8 @@ SLOTS = 1 << 16
 """Requests that a stage can know at once: sampling parameters and newest tokens are tables of fixed size."""
 LANDING_SLOTS = 3
 """Messages that may have come and not been read: two stages have as many in flight if the core schedules ahead."""
-WARM_ROWS = (1, 2, 16, 17)
-"""Numbers of rows for which kernels may differ: 1, those that 16 divides, and others, up to 16 and above."""
+WARM_ROWS = (1, 2, 16)
+"""Numbers of rows for which kernels may differ: 1, those that 16 divides, and others."""
 
 
 class Landing:
