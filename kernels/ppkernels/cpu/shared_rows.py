@@ -47,8 +47,8 @@ def find_tiles(
 def sort_alike(tables: Any, full: Any, order: Any) -> Any:
     """Sort the rows `order` [n] so that those with the most first blocks in common are neighbours.
 
-    Return how many each shares with the row before it [n], of its `full` blocks. Each block that a
-    group of rows shares is read once a row.
+    Return how many each shares with the row before it [n], of its `full` blocks. A shared block is
+    read once a row.
     """
     common = np.zeros(len(order), np.int64)
     groups = [(0, len(order), 0)]
@@ -65,16 +65,28 @@ def sort_alike(tables: Any, full: Any, order: Any) -> Any:
         for at in range(begin, end):
             if full[order[at]] > same:
                 keys[at - begin] = tables[order[at], same]
+        keys[alone(keys)] = -1  # those that share no more are neighbours, too
         by_key = np.argsort(keys, kind="mergesort")
         order[begin:end] = order[begin:end][by_key]
         keys = keys[by_key]
         first = 0
         for at in range(1, end - begin + 1):
             if at == end - begin or keys[at] != keys[first]:
-                if at - first > 1 and keys[first] >= 0:
+                if keys[first] >= 0:
                     groups.append((begin + first, begin + at, same))
                 first = at
     return common
+
+
+@jit.compiled
+def alone(keys: Any) -> Any:
+    """Return which of `keys` [n] occur once."""
+    by_key = np.argsort(keys, kind="mergesort")
+    once = np.ones(len(keys), np.bool_)
+    for at in range(1, len(keys)):
+        if keys[by_key[at]] == keys[by_key[at - 1]]:
+            once[by_key[at]] = once[by_key[at - 1]] = False
+    return once
 
 
 @jit.compiled
