@@ -23,9 +23,8 @@ from ppengine.common.device_page import DevicePage
 from ppengine.models.group import ALONE
 from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, Step
 from ppengine.stage.backends.base import Ends, KvShape
-from ppengine.stage.backends.cuda import cuda_runner as runner_module
 from ppengine.stage.backends.cuda import device_buffers as buffers_module
-from ppengine.stage.backends.cuda import virtual_memory
+from ppengine.stage.backends.cuda import step_sampler, virtual_memory
 from ppengine.stage.backends.cuda.cuda_runner import CudaRunner
 from ppengine.stage.backends.cuda.device_buffers import DeviceBuffers
 from ppengine.stage.backends.cuda.device_ends import CudaEnds
@@ -97,7 +96,7 @@ class Device:
         monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
         monkeypatch.setattr(virtual_memory, "HANDLE_BYTES", 4 * SHAPE.layer_block_bytes)
         monkeypatch.setattr(buffers_module, "DeviceSampling", lambda *a, **k: SimpleNamespace(set=self._set))
-        monkeypatch.setattr(runner_module, "choose", self._choose)
+        monkeypatch.setattr(step_sampler, "choose", self._choose)
 
     def _set(self, *args: object) -> None:
         self.log.append("parameters")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
+from ppengine.stage.backends.cuda import chunk_graphs, decode_graphs, device_buffers, step_sampler
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppkernels.gpu import sampling
 from standin_card import Device, StandInStage, _edge
@@ -34,7 +34,7 @@ def sampling_card(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> De
     device = Device(monkeypatch)
     device.prompt = True
     monkeypatch.setattr(device_buffers, "DeviceSampling", sampling.DeviceSampling)
-    monkeypatch.setattr(cuda_runner, "choose", sampling.choose)
+    monkeypatch.setattr(step_sampler, "choose", sampling.choose)
     monkeypatch.setattr(chunk_graphs, "SIZES", sizes)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     for module in (chunk_graphs, decode_graphs):

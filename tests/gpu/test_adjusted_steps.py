@@ -9,7 +9,7 @@ import pytest
 import torch
 from ppengine.protocol.sampling import MAX_BAD_WORDS
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Adjustments
-from ppengine.stage.backends.cuda import cuda_runner, device_buffers
+from ppengine.stage.backends.cuda import device_buffers, step_sampler
 from ppkernels.gpu import sampling
 from ppkernels.gpu.adjust import MOST_WORDS
 from ppkernels.sampling import sample_reference
@@ -25,7 +25,7 @@ STEPS = 9
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandInStage:
     made = Device(monkeypatch)
     monkeypatch.setattr(device_buffers, "DeviceSampling", sampling.DeviceSampling)
-    monkeypatch.setattr(cuda_runner, "choose", sampling.choose)
+    monkeypatch.setattr(step_sampler, "choose", sampling.choose)
     stage = alone(made, tmp_path)
     stage.step(map_blocks=8).finish()
     return stage

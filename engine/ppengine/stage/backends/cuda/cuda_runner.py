@@ -10,34 +10,29 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import zlib
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
-from ppkernels.gpu.sampling import Parameters, choose, choose_adjusted, logprobs
-from ppkernels.gpu.token_masks import masked
-from ppkernels.sampling_inputs import Adjustment
 from ppkernels.shared_prefixes import least_saved
 from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Retired, Sampled, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Step
 from ppengine.stage.backends.cuda.chunk_graphs import FEW_ROWS, ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
-from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
+from ppengine.stage.backends.cuda.device_buffers import DeviceBuffers
 from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
-from ppengine.stage.backends.cuda.split_sampling import BestTokens, best_tokens
+from ppengine.stage.backends.cuda.split_sampling import best_tokens
 from ppengine.stage.backends.cuda.staging import batch_on_device
+from ppengine.stage.backends.cuda.step_sampler import StepSampler
 from ppengine.stage.batch_state import Ints, Plan
 from ppengine.stage.ledger.actors import Buffer
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.prompt_positions import Positions, positions_of, score, scores_of, wants_positions
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
-from ppengine.stage.sampler import masks_by_slot
-from ppengine.stage.token_history import adjustment_of
 from ppengine.stage.wire import SupersededError
 
 _DRAIN_S = 5.0
@@ -51,7 +46,7 @@ class CudaRunner(Runner):
     def __init__(self, parts: RunnerParts, buffers: DeviceBuffers) -> None:
         super().__init__(parts)
         self.buffers = buffers
-        self._timer = DeviceTimer(self._ring)
+        self._timer, self._sampler = DeviceTimer(self._ring), StepSampler(parts, buffers)
         order = buffers.compute.order
 
         def look() -> None:
@@ -83,14 +78,7 @@ class CudaRunner(Runner):
 
     @override
     def _registered(self, registers: list[Register]) -> None:
-        sampling, adjustments, compute = self.buffers.sampling, self.buffers.adjustments, self.buffers.compute
-        if sampling is not None and adjustments is not None and registers:
-            if (most := max(register.slot for register in registers)) >= SLOTS:
-                raise ValueError(f"slot {most}: a stage on a GPU knows {SLOTS} requests at most")
-            with compute.doing("sampling parameters"), compute.use():
-                slots = [one.slot for one in registers]
-                sampling.set(slots, [_parameters(one) for one in registers])
-                adjustments.set(slots, [_adjustment(one) for one in registers])
+        self._sampler.register(registers)
 
     @override
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -152,7 +140,7 @@ class CudaRunner(Runner):
                 work.sampling()
                 if step.late:
                     self._add_late_masks(step, work)
-                self._sample(step, requests, Launched(out, slots, positions), best, pending)
+                self._sampler.sample(step, requests, Launched(out, slots, positions), best, pending)
         pending.until(work)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
@@ -259,80 +247,7 @@ class CudaRunner(Runner):
 
         pending.finally_do(judge)
 
-    def _sample(
-        self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None, pending: Pending
-    ) -> None:
-        """Launch the sampling from whole logits, or from the `best` tokens of the ranks' columns of them."""
-        number, buffers, (logits, slots, positions) = step.number, self.buffers, launched
-        compute, sender = buffers.compute, self._token_sender
-        assert buffers.sampling is not None and buffers.adjustments is not None
-        greedy = not any(request.temperature > 0 for request in requests)
-        adjusts = any(request.adjustments is not None for request in requests)
-        most = max(request.logprobs for request in requests)
-        with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), compute.use():
-            newest = None if sender is None else sender.newest
-            if newest is None:
-                newest = buffers.latest
-            with compute.doing("sampling"):
-                masks = masks_by_slot(step.masks)
-                rows = {row: masks[one.slot] for row, one in enumerate(requests) if one.slot in masks}
-                allowed = masked(logits, rows) if rows else logits
-                if best is not None:
-                    tokens = best.choose(logits, self._model.shard, buffers.sampling, slots, positions, newest)
-                elif adjusts:
-                    tables = buffers.sampling, buffers.adjustments
-                    tokens = choose_adjusted(allowed, *tables, slots, positions, greedy=greedy, newest=newest)
-                else:
-                    tokens = choose(allowed, buffers.sampling, slots, positions, greedy=greedy, newest=newest)
-            if sender is not None:
-                sender.sampled(number, tokens)
-            parts = [tokens]
-            if most >= 0:
-                with compute.doing("log probabilities"):
-                    shown = logprobs(logits, buffers.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
-                parts += [shown.chosen, shown.tokens, shown.values]
-            hosts = buffers.copies.launch(compute, *parts)
-        pending.finally_do(lambda: self._retire_tokens(number, requests, hosts, pending.retired))
-
-    def _retire_tokens(self, number: int, requests: list[Register], hosts: list[Tensor], retired: Retired) -> None:
-        """Put sampled tokens and log probabilities into the acknowledgement."""
-        tokens = self.buffers.copies.read(hosts)[0]
-        if self._group.size > 1:
-            retired.digest = zlib.crc32(tokens.numpy().tobytes())
-        if not self.rank:
-            self._report_tokens(requests, tokens, hosts, retired)
-        if self._token_sender is not None:
-            self._token_sender.retired(number, tokens)
-
-    def _report_tokens(self, requests: list[Register], tokens: Tensor, hosts: list[Tensor], retired: Retired) -> None:
-        retired.sampled = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
-        if len(hosts) > 1:
-            chosen, ids, values = (part.tolist() for part in hosts[1:])
-            for row, (request, sampled) in enumerate(zip(requests, retired.sampled, strict=True)):
-                if request.logprobs >= 0:
-                    sampled.logprob = chosen[row]
-                    sampled.top = list(zip(ids[row], values[row], strict=True))[: request.logprobs]
-
 
 def _owner(plan: Plan) -> Ints:
     """Return the slot of each token's row [T]."""
     return np.repeat(plan.slots, np.diff(plan.query_start))
-
-
-def _parameters(register: Register) -> Parameters:
-    return Parameters(
-        temperature=register.temperature,
-        top_p=register.top_p,
-        top_k=register.top_k,
-        seed=register.seed,
-        sample=register.sample,
-        logprobs=register.logprobs,
-        banned=register.stop_token_ids,
-        banned_until=register.prompt_len + register.min_tokens if register.min_tokens else 0,
-    )
-
-
-def _adjustment(register: Register) -> Adjustment | None:
-    if register.adjustments is None:
-        return None
-    return adjustment_of(register, np.array(register.tokens, np.int64))
