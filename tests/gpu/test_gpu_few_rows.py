@@ -86,6 +86,14 @@ def test_what_is_around_the_product(draw: Draw, dtype: torch.dtype, activation: 
     assert torch.equal(residual, before)
 
 
+def test_nan_is_no_zero(draw: Draw) -> None:
+    """The finite check must see it."""
+    inputs, weight = draw(torch.float32, 1, 64), draw(torch.float32, 8, 64)
+    weight[3, 5] = math.nan
+    found = few_rows.few_rows(inputs, weight, None, Activation.RELU)
+    assert found[:, 3].isnan().all() and not found[:, :3].isnan().any()
+
+
 def test_what_is_not_served(draw: Draw) -> None:
     weight = draw(torch.float32, 8, 64)
     assert not few_rows.serves(draw(torch.float32, 3, 64), weight)

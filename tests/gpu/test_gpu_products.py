@@ -119,7 +119,7 @@ def test_what_is_around_the_product(shape: tuple[int, int], activation: Activati
     outputs, width, dtype = *shape, torch.bfloat16
     weight, bias = weights(dtype, outputs, width), normal(dtype, outputs + 1)[1:]
     last = outputs // 2 if activation is Activation.SILU_AND_MUL else outputs
-    for rows in (2, 16, 29):
+    for rows in (2, 15, 16):
         inputs = normal(dtype, rows, 2 * width)[:, width:]  # of a wider tensor, as attention leaves it
         residual = normal(dtype, rows, last + 7)[:, 7:]
         before = residual.clone()
@@ -130,6 +130,23 @@ def test_what_is_around_the_product(shape: tuple[int, int], activation: Activati
         assert torch.equal(residual, before)
         exact = few_rows_reference(operands[0], operands[1], None, activation, None)
         compare(f"{rows} rows, alone", product(inputs, weight, None, activation), exact, slack=2)
+
+
+@pytest.mark.parametrize("shape", [HALF_LAYER[1], (127, 20000), (8200, 1032)], ids=str)
+def test_a_row_has_the_same_bits_beside_any_others(shape: tuple[int, int]) -> None:
+    weight, inputs = weights(torch.bfloat16, *shape), normal(torch.bfloat16, 16, shape[1])
+    whole = product(inputs, weight)
+    for rows in range(2, 16):
+        assert torch.equal(product(inputs[:rows], weight), whole[:rows]), f"{rows} rows"
+
+
+def test_nan_is_no_zero() -> None:
+    weight, inputs = weights(torch.bfloat16, 64, 64), normal(torch.bfloat16, 2, 64)
+    weight[3, 5] = math.nan
+    found = product(inputs, weight, None, Activation.RELU)
+    assert found[:, 3].isnan().all() and not found[:, :3].isnan().any()
+    with pytest.raises(ValueError, match="17 rows: the kernel takes 2 to 16"):
+        product(normal(torch.bfloat16, 17, 64), weight)
 
 
 @pytest.mark.parametrize("shape", [HALF_LAYER[1], (127, 20000), (8200, 1032)], ids=str)

@@ -154,7 +154,7 @@ LANGUAGE = SimpleNamespace(
     float32=torch.float32, int64=torch.int64, load=load, store=store, atomic_add=atomic_add, exp=torch.exp,
     zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype).as_subclass(Values), zeros_like=torch.zeros_like,
     arange=lambda first, end, layout: torch.arange(first, end), minimum=min, static_range=range,
-    maximum=lambda values, least: values.clamp(min=least), cdiv=lambda one, other: -(-one // other),
+    where=torch.where, cdiv=lambda one, other: -(-one // other),
     program_id=lambda axis: thread.program, num_programs=lambda axis: thread.programs,
     SliceLayout=lambda axis, layout: None, NVMMADistributedLayout=lambda *parts: None,
     allocate_shared_memory=Shared, warp_specialize=warp_specialize,

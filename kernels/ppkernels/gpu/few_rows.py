@@ -109,7 +109,7 @@ def _few_rows(
                 up += up_biases
             y = y * tl.sigmoid(y) * up
         if RELU:
-            y = tl.maximum(y, 0.0)
+            y = tl.where(y < 0.0, 0.0, y)  # a maximum would make 0 of NaN
         if RESIDUAL:
             y += tl.load(residual + row * residual_stride + number, kept, 0.0).to(tl.float32)
         tl.store(output + row * outputs + number, y.to(output.dtype.element_ty), kept)

@@ -37,7 +37,7 @@ def _write(
     if GATED:
         sums = sums / (1.0 + gl.exp(-sums)) * ups
     if RELU:
-        sums = gl.maximum(sums, 0.0)
+        sums = gl.where(sums < 0.0, 0.0, sums)  # a maximum would make 0 of NaN
     if RESIDUAL:
         sums += gl.load(residual + row[None, :] * residual_stride + number[:, None], kept, 0.0).to(gl.float32)
     gl.store(output + row[None, :] * outputs + number[:, None], sums.to(DOT), kept)

@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ppkernels.activation_kind import Activation
 from ppkernels.gpu.dots import processors
-from ppkernels.gpu.hopper_products import MOST_ROWS
+from ppkernels.gpu.hopper_products import LEAST_ROWS, MOST_ROWS
 from ppkernels.gpu.hopper_products.product_kernel import multiply
 
 LEAST_TILE = 64
@@ -63,9 +63,12 @@ def multiply_rows(
 ) -> Tensor:
     """Return act(x W^T + b) + residual [T, outputs] as a new tensor, rounded once.
 
-    `serves` must allow it. The first product of a weight must not be captured in a graph.
+    `serves` must allow it. The first product of a weight must not be captured in a graph. Raises ValueError for too few
+    or too many rows.
     """
     rows, width = inputs.shape
+    if not LEAST_ROWS <= rows <= MOST_ROWS:
+        raise ValueError(f"{rows} rows: the kernel takes {LEAST_ROWS} to {MOST_ROWS}")
     parts = 2 if activation is Activation.SILU_AND_MUL else 1
     outputs = weight.shape[0] // parts
     tiles = tiles or tiles_of(outputs, parts)
