@@ -97,7 +97,7 @@ def _choose_rows(
             tl.load(tokens + row), row, joined, number, released, table, RANK, SIZE, WORDS_AT, WORDS
         )
         if joined:
-            # Of a wait that was released it may be anything, and later kernels look it up.
+            # After a released wait it may be anything, and later kernels look it up.
             chosen = tl.minimum(tl.maximum(chosen, 0), vocabulary - 1)
         tl.debug_barrier()  # all threads have read the row's own pair
         tl.store(tokens + row, chosen.to(tl.int64))

@@ -175,7 +175,7 @@ def _choose_rows(
                     top_k, float_of(tl.load(own + TOP_P)), 0, draw, MERGED,
                 )  # fmt: skip
                 token = tl.load(merged_ids + chosen)
-        # Of a wait that was released it may be anything, and later kernels look it up.
+        # After a released wait it may be anything, and later kernels look it up.
         token = tl.minimum(tl.maximum(token, 0), vocabulary - 1)
         tl.debug_barrier()  # all threads have read the row's pair
         tl.store(tokens + row, token.to(tl.int64))

@@ -9,7 +9,8 @@ for nothing unless the layers' stream has been in one piece of work for a while.
 own, and read at a later look, if the copy is done by then.
 
 It notes the late ranks in the device's page. A rank that hangs between two calls sees the others in front of it, or
-where it is itself: `ppengine.agent.late_claims` knows them apart.
+where it is itself: `ppengine.agent.late_claims` knows them apart. A call that draws below top-k exchanges twice; a rank
+that stops between both is not seen as late.
 """
 
 from __future__ import annotations
