@@ -37,6 +37,8 @@ class EventFeed:
         self._order = EventOrder()
         self._before = 0
         """Sequence up to which warnings and errors are still to be asked for; 0: none."""
+        self._held: list[Event] | None = None
+        """Events that wait for those warnings: live ones may come first."""
         self._session: Session | None = None
         self._behind_since: float | None = None
         self._catch_up: asyncio.Task[None] | None = None
@@ -45,11 +47,12 @@ class EventFeed:
         """Begin an epoch behind event `last`."""
         self._order = EventOrder(last)
         self._before = last if self._warnings else 0
+        self._held = [] if self._before else None
 
     def attach(self, session: Session, newest: int) -> None:
         """Ask a fresh session for the events up to `newest` that were missed."""
         self._session, self._behind_since = session, None
-        if self._order.last < newest:
+        if self._order.last < newest or self._before:
             self._replay(newest, 0.0)
 
     async def detach(self) -> None:
@@ -78,6 +81,9 @@ class EventFeed:
             self._replay(events[-1].seq, self._jitter_s)
 
     def _give(self, events: list[Event]) -> None:
+        if self._held is not None:
+            self._held += events
+            return
         for event in events:
             self._deliver(event)
 
@@ -89,12 +95,15 @@ class EventFeed:
     async def _fill(self, newest: int, jitter_s: float) -> None:
         session, order = self._session, self._order
         await asyncio.sleep(random.uniform(0.0, jitter_s))  # many consoles lose the same event at once
-        if session is None or order.last >= newest:
+        if session is None:
+            return
+        with contextlib.suppress(LinkLost):
+            await self._fill_warnings()
+        if order.last >= newest:
             return
         missing = order.missing
         question = Replay(nonce=0, after=order.last, until=missing[1] if missing else newest)
         try:
-            await self._fill_warnings()
             answer = await session.ask(question)
         except (LinkLost, QueryFailed):
             self._give(order.fill([], newest))
@@ -103,9 +112,14 @@ class EventFeed:
             self._give(order.fill(answer.events, answer.newest if answer.gone else newest))
 
     async def _fill_warnings(self) -> None:
-        """Show the warnings and errors before the backlog: no event is delivered before the backlog is here."""
+        """Show the warnings and errors before the backlog, and then deliver held events. Raises LinkLost."""
         before, self._before = self._before, 0
-        if before:
+        if not before:
+            return
+        try:
             with contextlib.suppress(QueryFailed):
                 for event in await self._newest_of("warning", self._warnings, before):
                     self._show(event)
+        finally:
+            held, self._held = self._held or [], None
+            self._give(held)
