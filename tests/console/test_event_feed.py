@@ -1,4 +1,4 @@
-"""Events of one link: older warnings come before all others, whatever comes live."""
+"""Events of one link: older warnings are shown before all others, live ones included."""
 
 from __future__ import annotations
 

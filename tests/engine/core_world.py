@@ -99,7 +99,7 @@ class CoreWorld:
         self.places_started = []
         self.told_to_leave: list[tuple[int, int]] = []
         self.meant: list[int] = []
-        """Of each of these notices, the generation that its process was started for."""
+        """The generation that the process of each of these notices was started for."""
         self.next_token = 5
         self.shadow_tasks: list[bytes] = []
         self.journal = MemoryJournal()

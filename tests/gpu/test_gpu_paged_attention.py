@@ -67,7 +67,7 @@ HOPPER_CASES = list(itertools.product([*LONG, "far chunks"], HOPPER, HALF_TYPES,
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """Fill memory that torch allocates with NaN: whatever a kernel leaves out shows."""
+    """Fill memory that torch allocates with NaN, so that gaps of a kernel show."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -39,7 +39,7 @@ def seed() -> int:
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """Fill memory that torch allocates with NaN: whatever a kernel leaves out shows."""
+    """Fill memory that torch allocates with NaN, so that gaps of a kernel show."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -34,7 +34,7 @@ from torch import Tensor
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
 SIZE, VOCABULARY, SLOTS = 2, 43, 4
 LOGITS = torch.randn(32, VOCABULARY, generator=torch.Generator().manual_seed(2)).mul_(1.5).round_()
-"""Of few levels, so that the best token of a row is in many columns."""
+"""Few levels, so that the best token of a row is in many columns."""
 MASK = b"\0\x0f\0\0\0\4\0\0"
 HOT: dict[str, Any] = {"temperature": 0.8}
 BELOW: dict[str, Any] = {**HOT, "top_k": 5}

@@ -25,7 +25,7 @@ from ppkernels.shared_prefixes import (
 
 BLOCK, LEAST = 4, 2
 Rows = list[tuple[list[int], int, int]]
-"""Of each row the path through a tree of prefixes, its own tokens behind it, and its count. A path that begins with -1
+"""The path of each row through a tree of prefixes, its own tokens behind it, and its count. A path that begins with -1
 has a first block of its own, and then those of the others: their blocks were cached behind another copy of the first.
 """
 
