@@ -25,8 +25,8 @@ LEAST_SAVED_BYTES = 80 << 20
 """Keys and values of a layer that a step must not read again: a launch more takes as long as some 20 MiB, and rows that
 share read the rest of their contexts less well. Measured on an H200, whose cache of 50 MiB serves short prefixes.
 """
-_HEADER = 4
-"""Words before the lengths, of which one is used; the parts behind it begin at multiples of 16 bytes."""
+_HEADER = 1
+"""Words before the lengths: the number of tiles."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from bench_ops import microseconds
 from ppkernels import activation, norms
 from ppkernels.activation_kind import Activation
-from ppkernels.gpu.hopper_products.product_launch import HALF_RING, WHOLE_RING, Tiles, multiply_rows
+from ppkernels.gpu.hopper_products.product_launch import HALF_RING, Tiles, multiply_rows
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -28,6 +28,8 @@ LAYERS = {
 ROWS = (2, 8, 16)
 READ = 400 << 20
 """Bytes of weights that a graph reads before it reads any of them again."""
+WHOLE_RING = 2 * HALF_RING
+"""Bytes of the stages of a program that has a multiprocessor alone."""
 TILES = [
     Tiles(*tile, ring)
     for ring, tiles in {

@@ -7,8 +7,8 @@ part writes its output and the log-sum-exp of its scores, and a second kernel co
 The grid depends on shapes alone, so a captured launch is right for any lengths: programs without
 work return at once.
 
-A prefix that rows share is read before, for all of them at once (`shared_decode`). The first part
-of a row goes on from there.
+A prefix that rows share is read before, for all of them at once (`shared_decode`). Its sums are
+joined with those of the rest of each row: by the row's program, or with the parts of its context.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ LEAST_TILE = 64
 """Outputs of the smallest tile: rows of a matrix instruction."""
 REGISTERS = 96
 """Registers of a thread on average: those of two programs leave some for a small kernel between them."""
-HALF_RING, WHOLE_RING = 110 * 1024, 220 * 1024
-"""Bytes of the stages of a program, if two programs share a multiprocessor, and if one has it alone."""
+HALF_RING = 110 * 1024
+"""Bytes of the stages of a program, of which two share a multiprocessor."""
 LAYOUT = gl.NVMMASharedLayout(128, 16, 2)
 
 
