@@ -1,4 +1,4 @@
-"""A stage is lost or told to restart: it comes back, every request goes on, and the tokens are the same."""
+"""A stage is lost or restarted on request: it comes back, every request goes on, and the tokens are the same."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def roots(picture: Snapshot) -> list[tuple[int | None, str]]:
     return [(verdict.stage, verdict.cause) for verdict in picture.verdicts if verdict.root]
 
 
-def told(op: Operator, kind: str) -> list[str]:
+def texts_of(op: Operator, kind: str) -> list[str]:
     return [event.text for event in op.events if event.kind == kind]
 
 
@@ -129,8 +129,8 @@ async def loses(engine: Served, expected: list[list[int]], stage: int) -> None:
         async with in_flight(op, names):
             since = time.monotonic()
             os.kill(old, signal.SIGKILL)
-        # All of it is told within two seconds, in any order: each is waited for from here on.
-        followed = asyncio.create_task(op.until(follows, "who takes its place is told"))
+        # All of it is reported within two seconds, in any order: each is waited for from here on.
+        followed = asyncio.create_task(op.until(follows, "its successor is reported"))
         loads = asyncio.create_task(op.until(loading, "its row says that it loads, and is dead until it serves"))
         await op.until(lambda picture: (stage, "dead") in roots(picture), "the dead stage is named")
         print(f"stage {stage} killed: named after {time.monotonic() - since:.2f} s")
@@ -143,8 +143,8 @@ async def loses(engine: Served, expected: list[list[int]], stage: int) -> None:
         print(f"stage {stage} killed: serving again after {time.monotonic() - since:.2f} s")
         assert picture.stages[stage].pid == engine.pids[f"stage{stage}"] != old
         await op.heard()
-        assert told(op, "stage.lost") == [f"stage {stage}: killed by SIGKILL"], "one fault and no cascade"
-        assert [text for text in told(op, "verdict.raised") if "dead" in text] == [
+        assert texts_of(op, "stage.lost") == [f"stage {stage}: killed by SIGKILL"], "one fault and no cascade"
+        assert [text for text in texts_of(op, "verdict.raised") if "dead" in text] == [
             f"dead: stage {stage} was killed by SIGKILL"
         ]
         await whole(op, names, expected)
@@ -187,7 +187,7 @@ async def test_restart_stage_from_the_command_line(engine: Served, expected: lis
         old, picture = engine.pids["stage1"], await back(op)
         assert picture.stages[1].pid not in (None, old)
         await op.heard()
-        assert not [text for kind in ("verdict.raised", "stage.lost", "stage.dead") for text in told(op, kind)]
+        assert not [text for kind in ("verdict.raised", "stage.lost", "stage.dead") for text in texts_of(op, kind)]
         assert await op.refused(RestartStage(stage=STAGES), "NOT_FOUND") == "no stage 3: this engine has 0 to 2"
         await whole(op, names, expected)
 
@@ -238,8 +238,8 @@ async def test_a_wire_that_closes_is_healed_without_a_new_process(engine: Served
         assert engine.pids == old, "no process was restarted"
         assert picture.stages[1].pid == old["stage1"]
         await op.heard()
-        assert len(told(op, "wire.lost")) == 1
-        assert told(op, "stage.lost") == told(op, "stage.restart") == []
+        assert len(texts_of(op, "wire.lost")) == 1
+        assert texts_of(op, "stage.lost") == texts_of(op, "stage.restart") == []
         await whole(op, names, expected)
 
 
@@ -255,7 +255,7 @@ async def test_a_survivor_that_cannot_leave_is_restarted_too(engine: Served, exp
         await back(op)
         assert engine.pids["stage0"] != old["stage0"]
         await op.heard()
-        assert told(op, "stage.lost") == ["stage 2: killed by SIGKILL"]
+        assert texts_of(op, "stage.lost") == ["stage 2: killed by SIGKILL"]
         await whole(op, names, expected)
 
 
@@ -281,7 +281,7 @@ async def test_a_survivor_that_leaves_late_holds_nobody_up(
             await asyncio.to_thread(successor, engine, old["stage2"], 2)
             os.kill(supervisor, signal.SIGSTOP)
             late = "stage 1 did not leave the old generation within 2 s: restarted too"
-            await op.until(lambda _: late in told(op, "stage.restart"), "it is given up")
+            await op.until(lambda _: late in texts_of(op, "stage.restart"), "it is given up")
         await asyncio.to_thread(wait_until, meets, "it meets the others")
         await asyncio.sleep(seconds)  # Later it has reported that, and the core has answered it.
         os.kill(supervisor, signal.SIGCONT)
@@ -290,7 +290,7 @@ async def test_a_survivor_that_leaves_late_holds_nobody_up(
         assert engine.pids["stage0"] == old["stage0"] and engine.pids["stage1"] != old["stage1"]
         await whole(op, names, expected)
         await op.heard()
-        assert told(op, "wire.lost") == told(op, "stage.lost") == [], "no other stage was connected with it"
+        assert texts_of(op, "wire.lost") == texts_of(op, "stage.lost") == [], "no other stage was connected with it"
 
 
 def successor(engine: Served, old: int, stage: int = 1) -> int:
