@@ -62,6 +62,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16", "tie_word_embeddings": False, **_IDS,
     },
 }  # fmt: skip
+MODELS["llama-8b-half"] = MODELS["llama-8b"] | {
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 7168,
+    "vocab_size": 64128, "max_position_embeddings": 32768,
+}  # fmt: skip
+"""The products of one of two ranks."""
 CLASSES = {
     "attention": "attend|weigh",
     "norm": "_norm_rows",
@@ -69,7 +74,7 @@ CLASSES = {
     "activation": "_silu_and_mul|relu|launch_clamp",
     "sampling": "sample_rows",
 }
-PRODUCTS = "gemm|gemv|nvjet|cutlass|splitK|_few_rows"
+PRODUCTS = "gemm|gemv|nvjet|cutlass|splitK|_few_rows|multiply"
 REDUCES = "splitKreduce|reduce_kernel"
 
 
@@ -107,21 +112,21 @@ def main() -> None:
 
 
 def bench(name: str, sizes: list[int], context: int, tokens: int, rate: float, spread: int) -> None:
-    model = build(MODELS[name])
+    model = build(MODELS[name], LENGTH + context)
     blocks = -(-(context + 1) // BLOCK)
     spec, dtype = model.spec, model._table.dtype
     shape = cache_shape(max(sizes) * blocks * spread + 1, BLOCK, spec.num_kv_heads, spec.head_dim, DEVICE)
     caches = [torch.randn(shape, device=DEVICE, dtype=dtype) for _ in range(spec.num_layers)]
     compute = Stream("compute", DEVICE)
     latest = torch.zeros(1 << 16, dtype=torch.int32, device=DEVICE)
-    graphs = DecodeGraphs(model, caches, compute, max(sizes), -(-LENGTH // BLOCK), BLOCK, latest, None)
+    graphs = DecodeGraphs(model, caches, compute, max(sizes), -(-(LENGTH + context) // BLOCK), BLOCK, latest, None)
     graphs.sizes, graphs.shared_sizes = sorted(sizes), []
     graphs.capture(torch.cuda.graph_pool_handle(), lambda done: None)
-    state = BatchState(LENGTH, BLOCK)
+    state = BatchState(LENGTH + context, BLOCK)
     buffers: Any = SimpleNamespace(
         compute=compute, device=DEVICE, graphs=[graphs], latest=latest, incoming=None, progress=SimpleNamespace(),
         sampling=DeviceSampling(1 << 16, DEVICE, banned=64),
-        adjustments=DeviceAdjustments(1 << 16, spec.vocab_size, LENGTH, DEVICE),
+        adjustments=DeviceAdjustments(1 << 16, spec.vocab_size, LENGTH + context, DEVICE),
         mover=None, copies=HostCopies(compute.order.ledger),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -166,12 +171,12 @@ def show(kernels: Breakdown, tokens: int, sampled: int, rate: float) -> None:
         print(line, flush=True)
 
 
-def build(config: dict[str, Any]) -> StageModel:
+def build(config: dict[str, Any], length: int) -> StageModel:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         spec = read_spec(Path(folder))
     dtype = getattr(torch, spec.dtype)
-    model = build_stage(spec, (0, spec.num_layers), True, True, dtype, DEVICE, LENGTH)
+    model = build_stage(spec, (0, spec.num_layers), True, True, dtype, DEVICE, length)
     init_dummy(model, 0)
     model.pack()
     return model
