@@ -21,12 +21,16 @@ def few_rows(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    into_stream: bool = False,
 ) -> Tensor:
-    """Return act(x W^T + b) + residual [T, outputs] as a new tensor; a kernel rounds it once, but for GELU."""
+    """Return act(x W^T + b) + residual [T, outputs] as a new tensor; a kernel rounds it once, but for GELU.
+
+    Products of a layer go into the residual stream and out of it, in turn; a kernel divides memory between neighbours.
+    """
     code = choose("few_rows", few_rows_reference, inputs, weight)
     if activation is not Activation.GELU:
-        return code(inputs, weight, bias, activation, residual)
-    output = activate(code(inputs, weight, bias, None, None), activation)  # the kernels do not have it
+        return code(inputs, weight, bias, activation, residual, into_stream)
+    output = activate(code(inputs, weight, bias, None, None, into_stream), activation)  # the kernels do not have it
     return output if residual is None else output.add_(residual)
 
 
@@ -36,6 +40,7 @@ def few_rows_reference(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    into_stream: bool = False,
 ) -> Tensor:
     """Return `few_rows`, computed by torch."""
     output = functional.linear(inputs, weight, bias)

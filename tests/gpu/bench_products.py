@@ -17,7 +17,7 @@ import torch
 from bench_ops import microseconds
 from ppkernels import activation, norms
 from ppkernels.activation_kind import Activation
-from ppkernels.gpu.hopper_products.product_launch import HALF_RING, Tiles, multiply_rows
+from ppkernels.gpu.hopper_products.product_launch import INTO_RING, OUT_RING, Tiles, multiply_rows
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -28,12 +28,12 @@ LAYERS = {
 ROWS = (2, 8, 16)
 READ = 400 << 20
 """Bytes of weights that a graph reads before it reads any of them again."""
-WHOLE_RING = 2 * HALF_RING
+WHOLE_RING = OUT_RING + INTO_RING
 """Bytes of the stages of a program that has a multiprocessor alone."""
 TILES = [
     Tiles(*tile, ring)
     for ring, tiles in {
-        HALF_RING: ((64, 128), (64, 64), (128, 64), (128, 128)),
+        INTO_RING: ((64, 128), (64, 64), (128, 64), (128, 128)),
         WHOLE_RING: ((64, 128), (128, 64), (128, 128), (256, 64)),
     }.items()
     for tile in tiles
@@ -110,9 +110,9 @@ def own_layer(weights: list[Tensor], scale: Tensor, hidden: Tensor) -> None:
     """The same layer with the own kernel; sums and gates are the kernel's."""
     first, second, third, fourth = weights
     fused = multiply_rows(norms.rms_norm(hidden, scale, 1e-5), first)
-    inner = multiply_rows(fused[:, : second.shape[1]], second, None, None, hidden)
+    inner = multiply_rows(fused[:, : second.shape[1]], second, None, None, hidden, into_stream=True)
     gated = multiply_rows(norms.rms_norm(inner, scale, 1e-5), third, None, Activation.SILU_AND_MUL)
-    multiply_rows(gated, fourth, None, None, inner)
+    multiply_rows(gated, fourth, None, None, inner, into_stream=True)
 
 
 def of_whole_layers(weights: Weights, rows: int, layer: Callable[[list[Tensor], Tensor, Tensor], None]) -> float:

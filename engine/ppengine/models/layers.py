@@ -135,7 +135,9 @@ class WeightTable:
         self.sources.append(Source(f"{name}.weight", data, (outputs, inputs.whole), index))
         weight = nn.Parameter(data, requires_grad=False)
         offset = self.take(f"{name}.bias", outputs) if bias else None
-        return Linear(weight, offset) if self.group.size == 1 else SummedLinear(weight, offset, self.group, number)
+        if self.group.size == 1:
+            return Linear(weight, offset, into_stream=True)
+        return SummedLinear(weight, offset, self.group, number)
 
     def _make(self, *shape: int) -> Tensor:
         data = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -162,12 +164,13 @@ def gather_logits(logits: Tensor, shard: Shard, group: Group) -> Tensor:
 
 
 class Linear(nn.Module):
-    """y = x W^T + b."""
+    """y = x W^T + b. Every other one of a layer is `into_stream`: y goes into the residual stream."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, into_stream: bool = False) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
+        self._into_stream = into_stream
         self.packed = False
 
     def pack(self) -> None:
@@ -186,7 +189,7 @@ class Linear(nn.Module):
     def forward(self, inputs: Tensor, activation: Activation | None = None) -> Tensor:
         """Return y [T, outputs] of `inputs` [T, inputs], with the activation behind it."""
         if self.takes(inputs):
-            return few_rows.few_rows(inputs, self.weight, self.bias, activation)
+            return few_rows.few_rows(inputs, self.weight, self.bias, activation, into_stream=self._into_stream)
         if self.packed:
             return activate(linear.linear(inputs, self.weight, self.bias), activation)
         if activation is Activation.RELU and self.bias is not None:
@@ -211,7 +214,7 @@ class Linear(nn.Module):
     def added(self, residual: Tensor, inputs: Tensor) -> Tensor:
         """Return `residual` + y as a new tensor."""
         if self.takes(inputs):
-            return few_rows.few_rows(inputs, self.weight, self.bias, residual=residual)
+            return few_rows.few_rows(inputs, self.weight, self.bias, residual=residual, into_stream=self._into_stream)
         if self.packed:
             output = residual.clone(memory_format=torch.contiguous_format)
             linear.linear_added(output, inputs, self.weight, self.bias)
@@ -238,7 +241,7 @@ class SummedLinear(Linear):
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, group: Group, number: int) -> None:
         # One rank adds the bias.
-        super().__init__(weight, bias if group.rank == 0 else None)
+        super().__init__(weight, bias if group.rank == 0 else None, into_stream=True)
         self._group = group
         self._number = number
 

@@ -25,13 +25,18 @@ TILE_BYTES = 32768
 
 
 def few_rows(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None, residual: Tensor | None
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+    into_stream: bool,
 ) -> Tensor:
     """Return act(x W^T + b) + residual [T, outputs] as a new tensor, rounded once."""
     if hopper_products.serves(inputs, weight):
         from ppkernels.gpu.hopper_products.product_launch import multiply_rows
 
-        return multiply_rows(inputs, weight, bias, activation, residual)
+        return multiply_rows(inputs, weight, bias, activation, residual, into_stream)
     rows, width = inputs.shape
     gated = activation is Activation.SILU_AND_MUL
     outputs = weight.shape[0] // (2 if gated else 1)

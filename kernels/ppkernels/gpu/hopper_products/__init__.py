@@ -9,8 +9,12 @@ A card has one program for each multiprocessor. All have the same share of the w
 span of a program may begin and end amid a tile of outputs, whose partial sums the last of its
 programs adds (stream-K, arXiv 2301.03598).
 
-Half of a multiprocessor's shared memory is enough for a ring. The next product of a chain
+About half of a multiprocessor's shared memory is enough for a ring. The next product of a chain
 (`gpu/chain.py`) begins in the other half: it reads the first part of its weight while this one ends.
+A layer's products go out of the residual stream and into it, in turn. Those into it have more than
+half, those out of it less. So neighbours fit together, and two programs of a product into it do not:
+the one behind attention starts on an empty card, and would otherwise fill some multiprocessors twice
+and leave others idle. A layer of Llama-8B with 16 rows then takes 13 % longer on an H200.
 
 | module | subject |
 |---|---|

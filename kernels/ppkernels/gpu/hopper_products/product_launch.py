@@ -20,8 +20,11 @@ LEAST_TILE = 64
 """Outputs of the smallest tile: rows of a matrix instruction."""
 REGISTERS = 96
 """Registers of a thread on average: those of two programs leave some for a small kernel between them."""
-HALF_RING = 110 * 1024
-"""Bytes of the stages of a program, of which two share a multiprocessor."""
+OUT_RING, INTO_RING = 103 * 1024, 121 * 1024
+"""Bytes of the stages of a program, of a product out of the residual stream and of one into it.
+
+One of each fits into a multiprocessor, and two of the latter do not.
+"""
 LAYOUT = gl.NVMMASharedLayout(128, 16, 2)
 
 
@@ -43,14 +46,16 @@ _counters: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 """By weight, a number for each tile: programs that have written partial sums. It is 0 between launches."""
 
 
-def tiles_of(outputs: int, parts: int) -> Tiles:
+def tiles_of(outputs: int, parts: int, into_stream: bool = False) -> Tiles:
     """Return the tiles for a product with `outputs` outputs, each of `parts` rows of the weight.
 
     Larger tiles read the inputs less often; smaller ones have fewer partial sums.
     """
+    if into_stream:
+        return Tiles(LEAST_TILE, 128, INTO_RING)
     if parts == 1 and outputs < 8192:
-        return Tiles(LEAST_TILE, 128, HALF_RING)
-    return Tiles(2 * LEAST_TILE // parts, 64, HALF_RING)
+        return Tiles(LEAST_TILE, 128, OUT_RING)
+    return Tiles(2 * LEAST_TILE // parts, 64, OUT_RING)
 
 
 def multiply_rows(
@@ -59,19 +64,20 @@ def multiply_rows(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    into_stream: bool = False,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """Return act(x W^T + b) + residual [T, outputs] as a new tensor, rounded once.
 
-    `serves` must allow it. The first product of a weight must not be captured in a graph. Raises ValueError for too few
-    or too many rows.
+    Outputs go into the residual stream if `into_stream`. `serves` must allow the product. The first one of a weight
+    must not be captured in a graph. Raises ValueError for too few or too many rows.
     """
     rows, width = inputs.shape
     if not LEAST_ROWS <= rows <= MOST_ROWS:
         raise ValueError(f"{rows} rows: the kernel takes {LEAST_ROWS} to {MOST_ROWS}")
     parts = 2 if activation is Activation.SILU_AND_MUL else 1
     outputs = weight.shape[0] // parts
-    tiles = tiles or tiles_of(outputs, parts)
+    tiles = tiles or tiles_of(outputs, parts, into_stream)
     pieces = -(-width // tiles.piece)
     programs = min(processors(inputs.device), -(-outputs // tiles.outputs) * pieces)
     output = torch.empty((rows, outputs), dtype=inputs.dtype, device=inputs.device)
