@@ -6,15 +6,21 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from bench_attention import paged
 from ppengine.models.layers import Linear
 from ppkernels import norms
 from ppkernels.activation_kind import Activation
+from ppkernels.attention_plan import AttentionPlan
+from ppkernels.batch import Batch
 from ppkernels.few_rows import few_rows_reference
 from ppkernels.gpu import hopper_products
+from ppkernels.paged_attention import paged_attention
+from ppkernels.rotary import rotary_tables
+from ppkernels.rotate_and_store import rotate_and_store
 from torch import Tensor, nn
 
 
@@ -167,32 +173,55 @@ def ones(dtype: torch.dtype) -> Tensor:
     return torch.ones(4096, dtype=dtype, device="cuda")
 
 
-def layer(dtype: torch.dtype, hidden: Tensor, number: int, wait: Callable[[], None]) -> Tensor:
-    """Return what a layer without attention makes of `hidden` [T, 4096]; each kernel reads what the one before wrote.
+class Cache(NamedTuple):
+    """Keys and values of three layers, and a step of decodes."""
 
-    `wait` is called between any two.
+    layers: list[Tensor]
+    step: Batch
+    turns: tuple[Tensor, Tensor]
+
+
+@functools.cache
+def cache(dtype: torch.dtype, rows: int, tokens: int) -> Cache:
+    """Return a cache of rows with `tokens` tokens, and fewer; some rows need several programs a head, others one."""
+    layers, step = paged([(tokens - 1 - 7 * row, 1) for row in range(rows)], 4, 128, dtype, 3)
+    frequencies = 10000.0 ** -(torch.arange(64, device="cuda") / 64)
+    return Cache(layers, step, rotary_tables(frequencies, tokens, 1.0, dtype, 128))
+
+
+def layer(dtype: torch.dtype, hidden: Tensor, number: int, wait: Callable[[], None], tokens: int) -> Tensor:
+    """Return what a layer makes of `hidden` [T, 4096]; each kernel reads what the one before wrote.
+
+    `wait` is called between any two. Rows have up to `tokens` tokens.
     """
+    layers, step, turns = cache(dtype, len(hidden), tokens)
+    kv = layers[number]
     scale = ones(dtype)
     wait()
     normed = norms.rms_norm(hidden, scale, 1e-5)
     wait()
     fused = product(normed, weights(dtype, *HALF_LAYER[0], number))
     wait()
-    inner = product(fused[:, :2048], weights(dtype, *HALF_LAYER[1], number), residual=hidden)
+    heads = fused.view(len(hidden), 24, 128)
+    rotate_and_store(kv, heads, 16, *turns, step.positions, step.slot_mapping)
+    wait()
+    attended = paged_attention(heads, kv, AttentionPlan(step, 16, dtype))
+    wait()
+    inner = product(attended, weights(dtype, *HALF_LAYER[1], number), residual=hidden, into_stream=True)
     wait()
     normed = norms.rms_norm(inner, scale, 1e-5)
     wait()
     gated = product(normed, weights(dtype, *HALF_LAYER[2], number), None, Activation.SILU_AND_MUL)
     wait()
-    output = product(gated, weights(dtype, *HALF_LAYER[3], number), residual=inner)
+    output = product(gated, weights(dtype, *HALF_LAYER[3], number), residual=inner, into_stream=True)
     wait()
     return output
 
 
-def layers(dtype: torch.dtype, hidden: Tensor, wait: Callable[[], None]) -> list[Tensor]:
+def layers(dtype: torch.dtype, hidden: Tensor, wait: Callable[[], None], tokens: int = 400) -> list[Tensor]:
     found = [hidden]
     for number in range(3):
-        found.append(layer(dtype, found[-1], number, wait))
+        found.append(layer(dtype, found[-1], number, wait, tokens))
     return found[1:]
 
 
@@ -208,12 +237,13 @@ def same(name: str, actual: list[Tensor], expected: list[Tensor]) -> None:
         assert torch.equal(one, other), f"{name}, layer {number}: {places}"
 
 
+@pytest.mark.parametrize("tokens", [120, 400, 6000])
 @pytest.mark.parametrize("rows", [2, 16])
-def test_chained_launches_wait_for_their_inputs(rows: int) -> None:
+def test_chained_launches_wait_for_their_inputs(rows: int, tokens: int) -> None:
     hidden = normal(torch.bfloat16, rows, 4096)
-    expected = layers(torch.bfloat16, hidden, torch.cuda.synchronize)
+    expected = layers(torch.bfloat16, hidden, torch.cuda.synchronize, tokens)
     for number in range(10):
-        same(f"run {number}", layers(torch.bfloat16, hidden, nothing), expected)
+        same(f"run {number}", layers(torch.bfloat16, hidden, nothing, tokens), expected)
 
 
 @pytest.mark.parametrize("rows", [3, 16])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ppkernels.batch import Batch
 from ppkernels.gpu.attend_slots import attend_slots, part_slots
+from ppkernels.gpu.chain import chains, follow, let_follow
 from ppkernels.gpu.dots import LOG2_E, STEP, Tiles, dot_type, processors
 from ppkernels.gpu.shared_decode import MOST_PARTS, MOST_WHOLE_PARTS, attend_shared, join_prefix, place_in_sums
 from ppkernels.shared_prefixes import TILE_ROWS
@@ -49,6 +50,7 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
     if parts > 1:
         partial = torch.empty((rows, heads, parts, head_dim), dtype=torch.float32, device=kv.device)
         weights = torch.empty((rows, heads, parts), dtype=torch.float32, device=kv.device)
+    chain = chains(kv.device)
     prefix = None
     used = lengths = row_places = prefix_sums = prefix_weights = output  # not used without a shared prefix
     if batch.shared is not None:
@@ -86,8 +88,10 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
         PREFIX_SCORES=0 if prefix is None else prefix_sums.shape[1],
         TILE_ROWS=TILE_ROWS,
         DOT=dot_type(kv.dtype),
+        CHAIN=chain,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        launch_pdl=chain,
     )
     if parts > 1:
         _weigh[heads, rows](
@@ -112,7 +116,9 @@ def attend_decodes(fused: Tensor, kv: Tensor, batch: Batch, heads: int, output: 
             PREFIX_SCORES=0 if prefix is None else prefix_sums.shape[1],
             TILE_ROWS=TILE_ROWS,
             PARTS_WIDE=parts_wide(parts),
+            CHAIN=chain,
             num_warps=4,
+            launch_pdl=chain,
         )
 
 
@@ -179,12 +185,15 @@ def _attend(
     PREFIX_SCORES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     DOT: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):
     kv_head, row, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     token = tl.load(query_start + row).to(tl.int64)
-    if tl.load(query_start + row + 1) - token != 1:
-        return
+    behind = tl.load(query_start + row + 1)
     length = tl.load(lengths + row).to(tl.int32)
+    follow(CHAIN)
+    if behind - token != 1:
+        return
     begin, end, prefix_length, prefix_place = 0, length, 0, 0
     if PREFIX_ROWS:
         prefix_place, prefix_length = _prefix_of(row, prefix_lengths, prefix_places, TILE_ROWS)
@@ -263,7 +272,10 @@ def _weigh(
     PREFIX_SCORES: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     PARTS_WIDE: tl.constexpr,
+    CHAIN: tl.constexpr,
 ):
+    follow(CHAIN)
+    let_follow(CHAIN)  # attention is over: the product behind may read its weight
     head, heads, row = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     token = tl.load(query_start + row).to(tl.int64)
     if tl.load(query_start + row + 1) - token != 1:

@@ -63,8 +63,8 @@ def _rotate_and_store(
     HEADS: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
-    let_follow(CHAIN)
     follow(CHAIN)
+    let_follow(CHAIN)  # earlier, attention would fill multiprocessors unevenly: the product before runs
     half: tl.constexpr = HEAD_DIM // 2
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
