@@ -222,7 +222,7 @@ def test_a_rank_that_hangs_itself_sees_the_others_ahead(world: World) -> None:
     ("sent", "late"),
     [
         ({1: (4, 4), 2: (4, 4)}, [1, 2]),
-        ({1: (3, 4), 2: (4, 4)}, [1, 2]),
+        ({1: (3, 4), 2: (4, 4)}, [1]),
         ({1: (3, 4), 2: (5, 4)}, [1]),
         ({1: (5, 4), 2: (5, 4)}, []),
         ({1: (RELEASED, 4), 2: (4, RELEASED)}, []),
@@ -241,6 +241,17 @@ def test_copies_of_a_pair_decide_before_its_calls(
         world.memory.word(peer, 1)
     behind = [peer for peer, (theirs, ours) in sent.items() if theirs < ours < RELEASED]
     assert world.pass_s(1.0) == (8, behind)
+
+
+def test_copies_of_a_pair_are_known_while_the_card_can_not_be_read(world: World) -> None:
+    """A stream that waits for a number of another rank holds up copies of other streams."""
+    world.stream(8, 7)
+    world.sent = {1: (4, 4), 2: (4, 4)}
+    world.pass_s(AFTER_S + TICK_S)
+    world.device.prompt = False
+    world.stream(9, 8)
+    world.sent = {1: (4, 5), 2: (5, 5)}
+    assert world.pass_s(1.0) == (9, [1])
 
 
 def test_a_copy_that_does_not_end_is_not_waited_for(world: World) -> None:

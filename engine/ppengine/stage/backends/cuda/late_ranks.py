@@ -2,7 +2,8 @@
 
 Calls that are kernels count themselves, and what another rank has sent lies in this rank's memory with the number of
 its call. A rank that has not sent its part of the next call is late. Between two ranks that exchange copies, a page has
-the numbers that both have sent.
+the numbers that both have sent. These come first: while a stream waits for such a number, no copy of another stream
+ended on two H200, so the card's own memory could not be read.
 
 A thread looks, because a call of the driver may block, and neither step loop nor control thread may. It asks the driver
 for nothing unless the layers' stream has been in one piece of work for a while. Words are copied on a stream of their
@@ -83,7 +84,7 @@ class LateRanks(threading.Thread):
         """Number of the piece of work that the stream is in; None: it is in none."""
         self._since_s = 0.0
         self._before: tuple[int, Sent, set[int]] | None = None
-        """Calls, copies and late ranks at the look before, of the same piece."""
+        """Calls, 0 if unread, copies and late ranks at the look before, of the same piece."""
 
     def run(self) -> None:
         """Look ten times a second, for the life of the process."""
@@ -113,15 +114,21 @@ class LateRanks(threading.Thread):
                 self._page.late(0, ())
             self._pieces, self._since_s, self._before = pieces, now_s, None
             return
-        if now_s - self._since_s < AFTER_S or not self._event.query():  # type: ignore[no-untyped-call]
+        if now_s - self._since_s < AFTER_S:
             return
-        values: list[int] = self._words.tolist()
-        sent, behind = dict(self._sent()), self._marks.behind(values)
-        seen = values[0], sent, {peer for peer in self._marks.peers if _is_late(peer, behind, sent)}
+        sent = dict(self._sent())
+        if late := {peer for peer, (theirs, ours) in sent.items() if theirs < ours < RELEASED}:
+            self._note(pieces, (0, sent, late))
+        elif self._event.query():  # type: ignore[no-untyped-call]
+            values: list[int] = self._words.tolist()
+            level = {peer for peer in self._marks.peers if _are_level(*sent.get(peer, (0, 0)))}
+            self._note(pieces, (values[0], sent, self._marks.behind(values) & level))
+            self._copy()
+
+    def _note(self, pieces: int, seen: tuple[int, Sent, set[int]]) -> None:
         # A stream that goes on waits for one rank and then for another.
         self._page.late(pieces, seen[2] if seen == self._before else ())
         self._before = seen
-        self._copy()
 
     def _copy(self) -> None:
         host = self._words.data_ptr()
@@ -130,9 +137,6 @@ class LateRanks(threading.Thread):
         self._event.record(self._stream)
 
 
-def _is_late(peer: int, behind: set[int], sent: Sent) -> bool:
-    """Return whether a rank is late: by the copies of the pair, or where they have sent the same, by its calls."""
-    theirs, ours = sent.get(peer, (0, 0))
-    if max(theirs, ours) >= RELEASED:
-        return False
-    return theirs < ours or (theirs == ours and peer in behind)
+def _are_level(theirs: int, ours: int) -> bool:
+    """Return whether two ranks have sent each other the same copies: calls then say who is late."""
+    return theirs == ours < RELEASED
