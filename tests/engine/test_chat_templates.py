@@ -11,6 +11,7 @@ from chat_world import ChatWorld, renderers
 from core_world import CoreWorld
 from engines import wait_until
 from ppengine.common import template_process
+from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.verbs import Drain, Submit
@@ -159,6 +160,25 @@ def test_a_process_that_is_killed_by_others_refuses_nothing(world, idle):
         text.startswith(f"the process of chat templates (pid {pid}) has ended, killed by SIGKILL; ")
         for text in ends_of(world)
     ] == [True]
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_chat_that_no_message_has_is_refused_alone(world, ready):
+    if ready:
+        world.end_of(world.chat("hi"))
+    deep = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    ends, world.now = [], time.monotonic()
+    for options in ({"number": 2**70}, {"deep": deep}, {}, {"number": -(2**70)}, {}):
+        chat = Chat(messages=[{"role": "user", "content": "yes"}], options=options)
+        world.engine.templates.render(chat, 64, ends.append)
+    world.until(lambda: len(ends) == 5, "all have their end", 20)
+    assert [end.text for end in ends] == ["", "", "yes!", "", "yes!"]
+    assert [bool(end.error) for end in ends] == [True, True, False, True, False]
+    assert all(end.error.startswith("chat template: ") for end in ends if end.error)
+    assert len(world.processes) == 1, "its process goes on"
+    serves(world)
 
 
 def test_the_end_of_an_idle_process_is_an_event(world):

@@ -190,13 +190,12 @@ class TemplateProcess:
 
     def _go_on(self) -> None:
         """Begin with the next chat, if the last one has ended."""
-        if self._chat is not None or not self._queue:
-            return
-        self._chat = self._queue.popleft()
-        if self._child is None:
-            self._start()
-        elif self._ready:
-            self._give(self._chat)
+        while self._chat is None and self._queue:
+            self._chat = self._queue.popleft()
+            if self._child is None:
+                self._start()
+            elif self._ready:
+                self._give(self._chat)
 
     def _start(self) -> None:
         name = f"t{self._next()}"
@@ -209,8 +208,14 @@ class TemplateProcess:
         self._name, self._ready, self._deadline = name.encode(), False, self._clock() + START_S
 
     def _give(self, chat: _Chat) -> None:
+        """Send the present chat to the child, or refuse it: JSON has larger numbers and more depth than a message."""
+        try:
+            payload = encode(chat.message)
+        except (OverflowError, RecursionError, ValueError) as error:
+            self._end(chat.refusal(f"{chat.name}: {error}"))
+            return
         self._deadline = self._clock() + chat.most_s
-        self._send(self._name, encode(chat.message))
+        self._send(self._name, payload)
 
     def _fail_or_repeat(self, chat: _Chat) -> None:
         """Give a chat to a second process: the end of the first may have another cause, or be older."""
