@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from http_world import ASK, world
 from ppengine.common.config import ConfigError, Profile
 from ppengine.common.http_address import parse_http
 from ppengine.common.profile_sections import ModelConfig
@@ -81,6 +83,31 @@ def test_a_value_out_of_its_range_names_its_field(text: str) -> None:
     with pytest.raises(ApiError) as caught:
         decode(text.encode(), CompletionRequest).sampling()
     assert caught.value.body.param in ("stop", "logprobs")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_k", 2**63), ("max_tokens", 2**64), ("min_tokens", 2**63), ("seed", 2**64), ("priority", 2**31),
+        ("priority", -(2**70)), ("stop_token_ids", [2**70]), ("allowed_token_ids", [2**70]),
+        ("logit_bias", {str(2**70): 1}),
+    ],
+)  # fmt: skip
+async def test_a_number_that_no_message_has_names_its_field(path: str, field: str, value: Any) -> None:
+    own = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": ASK}
+    async with world("Fine.") as one:
+        status, answer = await one.post(path, {**own, field: value})
+    assert (status, answer["error"]["param"]) == (400, field), answer
+    assert not one.model.submitted
+
+
+async def test_a_prompt_with_a_number_that_no_message_has_is_refused() -> None:
+    async with world("Fine.") as one:
+        for prompt in ([5, 2**70], [[], [5], [2**31, 5]]):
+            status, answer = await one.post("/v1/completions", {"prompt": prompt})
+            assert (status, answer["error"]["param"]) == (400, "prompt"), answer
+        assert not one.model.submitted
 
 
 def test_a_body_of_too_many_values_is_not_read() -> None:

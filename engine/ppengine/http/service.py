@@ -33,7 +33,7 @@ from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.clients import ROUTES
 from ppengine.protocol.offline import Added
 from ppengine.protocol.prompt_scores import VALUES_MOST
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.sampling import MOST_TOKEN, SamplingParams
 from ppengine.protocol.verbs import Submit
 
 INLINE_CHARACTERS = 2000
@@ -198,12 +198,18 @@ class Service:
             text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
             many = f"the prompts have {sum(map(len, prompts))} tokens; at most {TOKENS_MOST} are taken at once"
             raise _too_long(text if longest >= most else many, "prompt")
+        if max(map(max, filter(None, prompts)), default=0) > MOST_TOKEN:
+            # No message has such a number. The core names others that are not in the vocabulary.
+            raise invalid("prompt has a number above 2**31-1, which is no token id", "prompt")
         _check_values(request, sampling, prompts)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
-        submissions = [
-            Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
-            for one, ids in zip(names, prompts, strict=True)
-        ]
+        try:
+            submissions = [
+                Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
+                for one, ids in zip(names, prompts, strict=True)
+            ]
+        except ValueError as error:
+            raise invalid(str(error), "priority") from None
         followed = await self._submit(name, submissions, request, sampling, caller)
         caller.call.prompt(sum(map(len, prompts)))
         return name, [

@@ -12,6 +12,8 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 256
 """Every new piece of text is compared with all stop texts."""
 MAX_STOP_TOKENS = 64
 """A stage on a GPU keeps them in a table with a row for each request."""
+MOST_TOKEN = 2**31 - 1
+"""Largest id of a token, `top_k` and `min_tokens`: a stage keeps them in 64 bits, added to positions."""
 MAX_BIASES = 300
 """Entries of `logit_bias`, as OpenAI takes them."""
 LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
@@ -81,14 +83,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) to 100")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if self.top_k < -1:
-            raise ValueError(f"top_k is {self.top_k}; it must be at least 1, or 0 or -1 for all tokens")
+        if not -1 <= self.top_k <= MOST_TOKEN:
+            raise ValueError(f"top_k is {self.top_k}; it must be 1 to 2**31-1, or 0 or -1 for all tokens")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}; it must be 0 to 2**63-1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
-            raise ValueError(f"min_tokens is {self.min_tokens}; it must be 0 to max_tokens ({self.max_tokens})")
+        if self.max_tokens is not None and not 1 <= self.max_tokens < 2**63:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1, and below 2**63")
+        most = MOST_TOKEN if self.max_tokens is None else min(self.max_tokens, MOST_TOKEN)
+        if not 0 <= self.min_tokens <= most:
+            shown = "2**31-1" if most == MOST_TOKEN else f"max_tokens ({most})"
+            raise ValueError(f"min_tokens is {self.min_tokens}; it must be 0 to {shown}")
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty text; every stop text needs at least one character")
         if len(self.stop) > MAX_STOPS or any(len(text) > MAX_STOP_CHARS for text in self.stop):
@@ -97,10 +101,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"stop holds {len(self.stop)} texts of up to {longest} characters; "
                 f"at most {MAX_STOPS} of {MAX_STOP_CHARS} are taken"
             )
-        if any(token < 0 for token in self.stop_token_ids):
-            raise ValueError(f"stop_token_ids is {self.stop_token_ids}; ids are 0 or more")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise ValueError(f"{len(self.stop_token_ids)} stop_token_ids; at most {MAX_STOP_TOKENS} are taken")
+        if not _are_ids(self.stop_token_ids):
+            raise ValueError(f"stop_token_ids is {self.stop_token_ids}; ids are 0 to 2**31-1")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs is {self.logprobs}; it must be 0 to {MAX_LOGPROBS}")
         if self.prompt_logprobs is not None and not 0 <= self.prompt_logprobs <= MAX_LOGPROBS:
@@ -125,6 +129,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return factors != (0.0, 0.0, 0.0, 1.0) or bool(tokens)
 
 
+def _are_ids(tokens: list[int]) -> bool:
+    return not tokens or (min(tokens) >= 0 and max(tokens) <= MOST_TOKEN)
+
+
 def _check_factors(params: SamplingParams) -> None:
     if not 0.0 <= params.min_p <= 1.0:
         raise ValueError(f"min_p is {params.min_p}; it must be 0 to 1")
@@ -144,12 +152,13 @@ def _check_tokens(params: SamplingParams) -> None:
     if len(bias) > MAX_BIASES:
         raise ValueError(f"logit_bias has {len(bias)} entries; at most {MAX_BIASES} are taken")
     for token, value in bias.items():
-        if token < 0 or not -100.0 <= value <= 100.0:
-            raise ValueError(f"logit_bias of token {token} is {value}; ids are 0 or more, biases -100 to 100")
+        if not _are_ids([token]) or not -100.0 <= value <= 100.0:
+            raise ValueError(f"logit_bias of token {token} is {value}; ids are 0 to 2**31-1, biases -100 to 100")
     if allowed is not None and not 1 <= len(allowed) <= MAX_ALLOWED_TOKENS:
         raise ValueError(f"allowed_token_ids has {len(allowed)} ids; it must be 1 to {MAX_ALLOWED_TOKENS}, or None")
-    if any(token < 0 for token in (allowed or [])):
-        raise ValueError(f"allowed_token_ids has {min(allowed or [])}; ids are 0 or more")
+    if not _are_ids(allowed or []):
+        wrong = next(token for token in allowed or [] if not _are_ids([token]))
+        raise ValueError(f"allowed_token_ids has {wrong}; ids are 0 to 2**31-1")
     banned = {sequence[0] for sequence in params.bad_words_ids if len(sequence) == 1}
     banned.update(params.stop_token_ids if params.min_tokens else [])
     if allowed is not None and banned.issuperset(allowed):
@@ -183,8 +192,8 @@ def _check_bad_words(params: SamplingParams) -> None:
             f"bad_words holds {len(params.bad_words)} texts of up to {longest} characters; "
             f"at most {MAX_BAD_WORDS} of {MAX_STOP_CHARS} are taken"
         )
-    if not all(sequences) or any(token < 0 for sequence in sequences for token in sequence):
-        raise ValueError("bad_words_ids holds an empty sequence or an id below 0; each needs ids of 0 or more")
+    if not all(sequences) or not all(map(_are_ids, sequences)):
+        raise ValueError("bad_words_ids holds an empty sequence or a number that is no id; ids are 0 to 2**31-1")
     if len(sequences) > MAX_BAD_WORDS or sum(map(len, sequences)) > MAX_BAD_TOKENS:
         raise ValueError(
             f"bad_words_ids holds {len(sequences)} sequences with {sum(map(len, sequences))} tokens; "
