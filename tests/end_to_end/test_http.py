@@ -18,6 +18,7 @@ import pytest
 import torch
 from checkpoints import reference_logits
 from engines import wait_until
+from exhausted import forkserver
 from llguidance import LLMatcher
 from ppengine.common.config import load_profile
 from ppengine.protocol.finished import FinishedInfo
@@ -529,6 +530,23 @@ def test_a_stream_outlives_a_part_of_the_engine(
     engine.find_pids()
     names = [span.name for span in spans_of(receiver, role)]
     assert names.count("restart") == (role != "gateway") and {"queue", "prefill", "decode"} < set(names)
+
+
+def test_an_engine_whose_stage_restarts_is_alive_and_not_ready(engine: Served) -> None:
+    forks = forkserver(engine)
+    # No stage is started meanwhile: a restart takes 0.2 s here.
+    os.kill(forks, signal.SIGSTOP)
+    try:
+        os.kill(engine.pids["stage1"], signal.SIGKILL)
+        wait_until(lambda: call(engine, "GET", "/ready")[0] == 503, "it is not ready")
+        for _ in range(8):
+            status, text, _ = call(engine, "GET", "/ready")
+            assert status == 503 and "stage 1" in text, text
+            assert {call(engine, "GET", path)[0] for path in ("/health", "/ping", "/v1/models")} == {200}
+    finally:
+        os.kill(forks, signal.SIGCONT)
+    wait_until(lambda: call(engine, "GET", "/ready")[0] == 200, "it is ready again", 30.0)
+    engine.find_pids()
 
 
 # --- traces -----------------------------------------------------------------------------------------------------------

@@ -161,6 +161,9 @@ class Routes:
 
     def _probe(self, states: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
         async def probe(request: Request) -> Response:
+            if states is _READY:
+                # A stage that is restarted may be back before the next look at the state.
+                await self._service.link.engine.look()
             return Response(self._state(), 200 if self._lives(states) else 503, media_type="text/plain")
 
         return probe
@@ -169,7 +172,7 @@ class Routes:
         link = self._service.link
         if link.state is None or link.silent:
             return False
-        return link.state.state in states or (states is _ALIVE and link.state.state == "loading" and link.served)
+        return link.state.state in states or (states is _ALIVE and link.state.state == "loading" and link.engine.served)
 
     def _state(self) -> str:
         """Return the engine's state in one line."""

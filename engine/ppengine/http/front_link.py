@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from ppengine.http.call_trace import CallTraces
+from ppengine.http.engine_state import EngineState
 from ppengine.http.front_socket import FrontSocket
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.frames import Codec, encode
@@ -43,10 +44,6 @@ ANSWERS = 64
 """News that may come before the core waits for a question: its queue for a process that is stopped is bounded."""
 AGAIN_S = 2.5
 """Seconds after which a question without an answer is repeated: its core may have been restarted."""
-STATE_S = 0.5
-"""Seconds between two looks at the engine's state."""
-SILENT_S = 5.0
-"""Seconds without a state after which the core counts as dead."""
 _T = TypeVar("_T", Added, CoreMetrics, StateAnswer)
 
 
@@ -120,7 +117,7 @@ class FrontLink:
         self._left: dict[str, int] = {}
         """Samples whose times have not come, by request that was left; none without traces."""
         self._socket = FrontSocket(endpoint, self._read)
-        self._session, self._on_state, self._interval = session, on_state, interval
+        self._session, self._interval = session, interval
         self._codec = Codec(FromFront)
         # A successor in the session must not repeat the numbers of this process.
         self._nonce = secrets.randbits(48)
@@ -133,11 +130,7 @@ class FrontLink:
         """Answers that the core still owes to it."""
         self._heard_at = 0.0
         """Time of its newest answer, or of the question."""
-        self.state: StateAnswer | None = None
-        """The newest state of the engine."""
-        self._state_at = 0.0
-        self.served = False
-        """Whether the engine has served: from then on it is loading only while its core is restarted."""
+        self.engine = EngineState(self._ask_state, on_state)
 
     @property
     def open_requests(self) -> int:
@@ -145,14 +138,19 @@ class FrontLink:
         return len(self._open)
 
     @property
+    def state(self) -> StateAnswer | None:
+        """The newest state of the engine."""
+        return self.engine.newest
+
+    @property
     def silent(self) -> bool:
-        """Whether the core has not answered for `SILENT_S`."""
-        return time.monotonic() - self._state_at > SILENT_S
+        """Whether the core does not answer."""
+        return self.engine.silent
 
     async def run(self) -> None:
         """Serve the link until this is cancelled."""
         self._send(OpenSession(session=self._session))
-        tasks = [asyncio.create_task(each) for each in (self._socket.run(), self._watch_state(), self._repeat())]
+        tasks = [asyncio.create_task(each) for each in (self._socket.run(), self.engine.watch(), self._repeat())]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -302,16 +300,9 @@ class FrontLink:
                 self._following = 0
             self._follow()
 
-    async def _watch_state(self) -> None:
-        while True:
-            # The core answers a question that waits as soon as it has loaded.
-            loads = self.state is None or self.state.state == "loading"
-            query = StateQuery(nonce=self._number(), wait_ms=WAIT_MS if loads else 0)
-            self.state = await self._ask(query, query.nonce, StateAnswer)
-            self._state_at = time.monotonic()
-            self.served = self.served or self.state.state == "serving"
-            self._on_state(self.state)
-            await asyncio.sleep(STATE_S)
+    async def _ask_state(self, wait_ms: int) -> StateAnswer:
+        query = StateQuery(nonce=self._number(), wait_ms=wait_ms)
+        return await self._ask(query, query.nonce, StateAnswer)
 
     def _number(self) -> int:
         self._nonce += 1

@@ -1,0 +1,68 @@
+"""The newest state of the engine as an HTTP process knows it: looked at twice a second, and for probes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+
+from ppengine.protocol.offline import StateAnswer
+
+WAIT_MS = 1000
+"""Milliseconds after which the core answers while it is loading."""
+STATE_S = 0.5
+"""Seconds between two looks."""
+FRESH_S = 0.02
+"""Age of a state that a probe takes. A stage may be restarted between two looks."""
+LOOK_S = 0.5
+"""Seconds for which a probe waits for a newer state, as the core may be busy."""
+SILENT_S = 5.0
+"""Seconds without a state after which the core counts as dead."""
+
+
+class EngineState:
+    """Asks the core for its state. `ask` takes the milliseconds that an answer may wait while the engine is loading."""
+
+    def __init__(self, ask: Callable[[int], Awaitable[StateAnswer]], on_state: Callable[[StateAnswer], None]) -> None:
+        """`on_state` is called with each new state."""
+        self._ask, self._on_state = ask, on_state
+        self.newest: StateAnswer | None = None
+        self.served = False
+        """Whether the engine has served: from then on it is loading only while its core is restarted."""
+        self._at = 0.0
+        """Time of the newest state."""
+        self._look: asyncio.Future[None] | None = None
+        """The look that probes wait for."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether the core has not answered for `SILENT_S`."""
+        return time.monotonic() - self._at > SILENT_S
+
+    async def watch(self) -> None:
+        """Look until this is cancelled."""
+        try:
+            while True:
+                # The core answers a question that waits as soon as it has loaded.
+                loads = self.newest is None or self.newest.state == "loading"
+                await self._take(WAIT_MS if loads else 0)
+                await asyncio.sleep(STATE_S)
+        finally:
+            if self._look is not None:
+                self._look.cancel()
+
+    async def look(self) -> None:
+        """Have a state that is at most `FRESH_S` old, if the core answers in time. Probes share one question."""
+        if self._look is None or self._look.done():
+            if time.monotonic() - self._at < FRESH_S:
+                return
+            self._look = asyncio.ensure_future(self._take(0))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._look), LOOK_S)
+
+    async def _take(self, wait_ms: int) -> None:
+        self.newest = await self._ask(wait_ms)
+        self._at = time.monotonic()
+        self.served = self.served or self.newest.state == "serving"
+        self._on_state(self.newest)

@@ -1,0 +1,55 @@
+"""The state of the engine as probes of an HTTP process see it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ppengine.http import engine_state
+from ppengine.http.engine_state import EngineState
+from ppengine.protocol.offline import StateAnswer
+
+
+class Core:
+    """Answers with its state; `answers` is cleared while it is busy."""
+
+    def __init__(self) -> None:
+        self.state, self.asked = "serving", 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def ask(self, wait_ms: int) -> StateAnswer:
+        self.asked += 1
+        await self.answers.wait()
+        return StateAnswer(nonce=0, state=self.state, message="", max_model_len=9, num_blocks=9)
+
+
+async def test_a_probe_sees_a_loss_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_state, "STATE_S", 60.0)
+    monkeypatch.setattr(engine_state, "FRESH_S", 0.0)
+    core = Core()
+    state = EngineState(core.ask, lambda newest: None)
+    watching = asyncio.create_task(state.watch())
+    await asyncio.sleep(0)
+    assert state.newest is not None and state.newest.state == "serving" and not state.silent
+    core.state = "degraded"
+    await state.look()
+    assert state.newest.state == "degraded"
+    watching.cancel()
+
+
+async def test_probes_share_a_question_and_wait_for_a_busy_core_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_state, "LOOK_S", 0.05)
+    core = Core()
+    state = EngineState(core.ask, lambda newest: None)
+    core.answers.clear()
+    await asyncio.gather(*(state.look() for _ in range(9)))
+    assert (core.asked, state.newest) == (1, None)
+    monkeypatch.setattr(engine_state, "LOOK_S", 60.0)
+    looks = [asyncio.create_task(state.look()) for _ in range(9)]
+    await asyncio.sleep(0)
+    core.answers.set()
+    await asyncio.gather(*looks)
+    assert core.asked == 1 and state.newest is not None
+    await asyncio.gather(*(state.look() for _ in range(9)))
+    assert core.asked == 1, "the state is new"
