@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraint
 TORCH ?=
 TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu,)
 
-.PHONY: demo test unit end-to-end check reference venv clean
+.PHONY: demo test unit end-to-end check reference clients venv clean
 demo: $(VENV)/.demo
 	@$(BIN)/ppconsole demo
 
@@ -36,6 +36,10 @@ check: $(VENV)/.test
 # Writes docs/reference/ from the code; a test fails when it is stale.
 reference: $(VENV)/.test
 	@$(BIN)/python docs/reference/generate.py
+
+# Clients of the HTTP port from PyPI, each in an environment of its own in .clients/. CI runs none: some download GB.
+clients: $(VENV)/.test
+	@$(BIN)/python tests/clients/run_all.py
 
 venv: $(VENV)/.test
 
@@ -71,4 +75,4 @@ $(VENV)/.test: $(VENV)/bin/python constraints.txt pyproject.toml
 	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache

@@ -7,9 +7,14 @@ import time
 import traceback
 from collections.abc import Callable
 from http.client import HTTPConnection
+from typing import Any
 from urllib.parse import urlsplit
 
 PROMPT = "Once upon a time"
+NUMBERS = [1, 22]
+SCHEMA = {"type": "object", "properties": {"n": {"enum": NUMBERS}}, "required": ["n"], "additionalProperties": False}
+TOOL: Any = {"type": "function", "function": {"name": "count", "description": "Count.", "parameters": SCHEMA}}
+AS_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA, "strict": True}}
 Check = Callable[[str], object]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checks import PROMPT, run, until_idle
+from checks import NUMBERS, PROMPT, SCHEMA, TOOL, run, until_idle
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -51,6 +51,28 @@ def batch(url: str) -> None:
     assert len({one.content for one in chat(url).batch([PROMPT, "The dog", "A king"])}) > 1
 
 
+def long(url: str) -> ChatOpenAI:
+    return ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="tiny", max_tokens=200, temperature=0)
+
+
+def tools(url: str) -> None:
+    """A certain call, whole and as the sum of a stream's pieces."""
+    model = long(url).bind_tools([TOOL], tool_choice="required", parallel_tool_calls=False)
+    pieces = iter(model.stream(PROMPT))
+    joined = next(pieces)
+    for piece in pieces:
+        joined += piece
+    for answer in (model.invoke(PROMPT), joined):
+        (one,) = answer.tool_calls
+        assert one["name"] == "count" and one["args"]["n"] in NUMBERS
+
+
+def json_schema(url: str) -> str:
+    answer = long(url).with_structured_output({"title": "number", **SCHEMA}, method="json_schema").invoke(PROMPT)
+    assert answer["n"] in NUMBERS
+    return str(answer)
+
+
 def cancel(url: str) -> None:
     long = ChatOpenAI(
         base_url=f"{url}/v1", api_key="none", model="tiny", max_tokens=900, extra_body={"ignore_eos": True}
@@ -62,4 +84,7 @@ def cancel(url: str) -> None:
 
 
 if __name__ == "__main__":
-    run("langchain-openai", [one_answer, stream, several, stop, logprobs, completion, batch, cancel])
+    run(
+        "langchain-openai",
+        [one_answer, stream, several, stop, logprobs, completion, batch, tools, json_schema, cancel],
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import litellm
-from checks import PROMPT, run, until_idle
+from checks import AS_SCHEMA, NUMBERS, PROMPT, TOOL, run, until_idle
 
 MESSAGES = [{"role": "user", "content": PROMPT}]
 # Providers by which users reach such a server.
@@ -57,6 +58,28 @@ def completion(url: str) -> None:
     assert made.choices[0].text
 
 
+def tools(url: str) -> str:
+    """A certain call, and that of a stream whose pieces LiteLLM joins.
+
+    Its `hosted_vllm` takes `additionalProperties` out of schemas, so that this model would write on.
+    """
+    more = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+    built: Any = litellm.stream_chunk_builder(list(ask(url, stream=True, **more)))
+    for answer in (ask(url, **more), built):
+        (choice,) = answer.choices
+        (one,) = choice.message.tool_calls
+        assert one.function.name == "count" and json.loads(one.function.arguments)["n"] in NUMBERS
+        assert choice.finish_reason == "tool_calls"
+    return one.function.arguments
+
+
+def json_schema(url: str) -> str:
+    for model in PROVIDERS:
+        text = ask(url, model, response_format=AS_SCHEMA, max_tokens=200).choices[0].message.content
+        assert json.loads(text)["n"] in NUMBERS
+    return " ".join(text.split())
+
+
 def errors(url: str) -> str:
     try:
         ask(url, temperature=-5)
@@ -75,4 +98,7 @@ def cancel(url: str) -> None:
 
 
 if __name__ == "__main__":
-    run("litellm", [one_answer, stream, several, stop, logprobs, penalties, completion, errors, cancel])
+    run(
+        "litellm",
+        [one_answer, stream, several, stop, logprobs, penalties, completion, tools, json_schema, errors, cancel],
+    )

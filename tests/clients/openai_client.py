@@ -13,15 +13,12 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import openai
-from checks import PROMPT, run, until_idle
+from checks import AS_SCHEMA, PROMPT, SCHEMA, TOOL, run, until_idle
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from published_schemas import errors, event_errors
 
 CHAT: list[Any] = [{"role": "user", "content": PROMPT}]
-SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
-TOOL: Any = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
-AS_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA, "strict": True}}
 
 
 def client(url: str) -> openai.OpenAI:
