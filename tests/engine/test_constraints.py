@@ -18,6 +18,7 @@ from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.offline import AbortMany
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.structured_outputs import Grammar
 from ppengine.protocol.verbs import Preempt, Submit
 
 SCHEMA = {
@@ -79,6 +80,18 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
     assert [shared.most_sampling[name] for name in NAMES] == [2] * len(NAMES) and shared.late_masks
     assert shared.most_sampling["free"] == 2
     shared.check()
+
+
+def test_a_grammar_is_compiled_for_masks_while_the_prompt_is_computed(
+    world: GrammarWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: dict[Grammar, int] = {}
+    (process,) = world.engine.constraints.masks.processes
+    ask = process.ask
+    monkeypatch.setattr(process, "ask", lambda one: (first.setdefault(one.grammar, len(one.tokens)), ask(one)))
+    world.add(*FORMS)
+    world.ended(*NAMES)
+    assert list(first.values()) == [0] * len(FORMS), "the process had each grammar before a token"
 
 
 def test_grammars_that_begin_alike_share_a_mask_in_a_step(shared: GrammarWorld) -> None:

@@ -13,7 +13,16 @@ import zmq
 from ppengine.core import grammar_process
 from ppengine.core.child_sockets import ChildSockets
 from ppengine.core.constraints import Constraints
-from ppengine.core.grammar_process import ANSWER_S, COMPILES_MOST, START_S, STARTS_MOST, Ask, GrammarProcess, Masked
+from ppengine.core.grammar_process import (
+    ANSWER_S,
+    COMPILES_MOST,
+    EXPECTED_MOST,
+    START_S,
+    STARTS_MOST,
+    Ask,
+    GrammarProcess,
+    Masked,
+)
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
@@ -275,6 +284,38 @@ def test_a_grammar_waits_while_others_are_compiled_and_known_outputs_do_not(desk
     assert sorted(desk.turn()) == [0] * COMPILES_MOST + [99]
     desk.answer()
     assert desk.turn() == [0] * 3
+
+
+def test_an_expected_grammar_is_compiled_once_before_the_first_question(desk: Desk) -> None:
+    new = Grammar("regex", "new")
+    for _ in range(3):
+        desk.process.expect(new)
+    assert desk.turn() == [0]
+    (question,) = desk.open.values()
+    assert question.grammar == new and not question.tokens
+    desk.ask(5, [1], text="new")
+    assert desk.turn() == [0, 5], "the process has it compiled for both"
+    desk.answer()
+    desk.process.expect(new)
+    assert desk.turn() == [] and set(desk.ended) == {5}
+    desk.end()
+    desk.process.expect(new)
+    assert desk.turn() == [0], "the next process has none"
+    desk.answer()
+    for number in range(EXPECTED_MOST + 9):
+        desk.process.expect(Grammar("regex", f"{number}"))
+    given = 0
+    while turn := desk.turn():
+        given += len(turn)
+        desk.answer()
+    assert given == EXPECTED_MOST
+
+
+def test_more_threads_compile_more_grammars_at_once(desk: Desk) -> None:
+    desk.process._threads = 16
+    for number in range(40):
+        desk.ask(0, [], text=f"new {number}")
+    assert desk.turn() == [0] * 32
 
 
 def test_a_process_that_cannot_start_refuses_new_grammars_and_keeps_outputs(desk: Desk) -> None:

@@ -50,6 +50,9 @@ def test_an_output_stays_with_its_process() -> None:
         masks.ask(Ask(matcher, Grammar("regex", "x"), (), (), lambda _: None))
     processes: list[Any] = masks.processes
     assert [one.asked for one in processes] == [[4, 8], [1, 5, 1], [2], [3]]
+    masks.expect(6, Grammar("regex", "y"))
+    assert [one.calls for one in processes] == [[], [], ["expect"], []]
+    processes[2].calls.clear()
     masks.forget([1, 5, 8])
     assert [one.forgotten for one in processes] == [[[8]], [[1, 5]], [], []]
     for call in (masks.prepare, masks.advance, masks.close, lambda: masks.take(b"masks1-1", object())):

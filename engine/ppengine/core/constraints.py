@@ -182,6 +182,8 @@ class Constraints:
         output, held = self._output(request), self._held(request)
         if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
             scheduler.masks.take(request, first, (), self._forced)
+            # It is compiled while the prompt is computed.
+            self.masks.expect(output.matcher, output.grammar)
             return
         outputs, most = len(request.output_ids), 0
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.

@@ -32,7 +32,12 @@ AGAIN_S = 1.0
 STARTS_MOST = 3
 """Starts that fail in a row before grammars that wait are refused."""
 COMPILES_MOST = 8
-"""Grammars in the process that it may have to compile: others wait here, where no deadline runs."""
+"""Grammars in the process that it may have to compile: others wait here, where no deadline runs.
+
+With more than four threads it is two a thread: a thread that has ended one finds the next.
+"""
+EXPECTED_MOST = 128
+"""Grammars that are compiled before a question: the process keeps 256 without an output."""
 WAITING_MOST = 1024
 """Grammars that wait to be compiled; later ones are refused."""
 ENDS_MOST = 2
@@ -87,7 +92,7 @@ class GrammarProcess:
     _task: str
     """Task of the process: `checks`, `masks`, or `masks 1` and so on. Routing ids begin with it."""
     _threads: int = 1
-    """Threads of the process that compute masks."""
+    """Threads of the process that compute masks, and at least four that compile."""
     _child: Child | None = field(init=False, default=None)
     _name: bytes = field(init=False, default=b"")
     """Routing id of the child; each has its own."""
@@ -107,6 +112,8 @@ class GrammarProcess:
     """Matchers of outputs that have ended, with an open question."""
     _compiled: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
     """Grammars that the child has probably compiled."""
+    _expected: set[Grammar] = field(init=False, default_factory=set)
+    """Grammars that are compiled, or wait for it, before a question about them."""
     _killed: list[Child] = field(init=False, default_factory=list)
     """Children that were killed and whose exit status has not come."""
     _count: int = field(init=False, default=0)
@@ -123,6 +130,12 @@ class GrammarProcess:
     def ask(self, ask: Ask) -> None:
         """Queue a question; `advance` sends it."""
         self._waiting.append(ask)
+
+    def expect(self, grammar: Grammar) -> None:
+        """Have a grammar compiled before the first question about it, unless it probably is."""
+        if grammar not in self._compiled and len(self._expected) < EXPECTED_MOST and grammar not in self._expected:
+            self._expected.add(grammar)
+            self.ask(Ask(0, grammar, (), (), lambda _: self._expected.discard(grammar)))
 
     def forget(self, matchers: list[int]) -> None:
         """Drop the matchers of outputs that have ended. Their open questions still get an answer, others none."""
@@ -201,7 +214,7 @@ class GrammarProcess:
                     questions.append(self._question(ask, now))
                 break
             ask.compiles = ask.matcher not in self._known and ask.grammar not in self._compiled
-            if ask.compiles and compiles >= COMPILES_MOST:
+            if ask.compiles and compiles >= max(COMPILES_MOST, 2 * self._threads):
                 left.append(ask)
             else:
                 compiles += ask.compiles

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.core.grammar_process import Ask, GrammarProcess
+from ppengine.protocol.structured_outputs import Grammar
 
 PROCESSES_MOST = 4
 CORES = 8
@@ -37,6 +38,10 @@ class MaskProcesses:
     def ask(self, ask: Ask) -> None:
         """Queue a question; `advance` sends it."""
         self.processes[ask.matcher % len(self.processes)].ask(ask)
+
+    def expect(self, matcher: int, grammar: Grammar) -> None:
+        """Let the process of an output compile its grammar, if it is new there, before the first question."""
+        self.processes[matcher % len(self.processes)].expect(grammar)
 
     def forget(self, matchers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""

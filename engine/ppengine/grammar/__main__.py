@@ -21,13 +21,14 @@ from ppengine.common.system_memory import keep_freed_memory
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.structured_outputs import Grammar
 
 log = logging.getLogger("ppengine.grammar")
 
 MEMORY_BYTES = 8 * 2**30
 """Address space of the process. A matcher takes some 100 kB, a large one up to 100 MB."""
 COMPILERS = 4
-"""Threads that compile; llguidance runs without the GIL."""
+"""Least threads that compile; llguidance runs without the GIL."""
 ROWS_MOST = 256
 """Masks in one message: 4 MiB with 128k tokens."""
 
@@ -60,18 +61,20 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"error: the tokenizer of {folder} cannot be used for grammars: {error}", file=sys.stderr)
         return 1
-    Process(matchers, socket).run()
+    Process(matchers, socket, max(COMPILERS, arguments.threads)).run()
     return 0
 
 
 class Process:
-    """The main thread answers questions; those whose grammar is new wait for a thread that compiles it."""
+    """The main thread answers questions; those whose grammar is new wait for one of the threads that compile."""
 
-    def __init__(self, matchers: Matchers, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, matchers: Matchers, socket: zmq.Socket[bytes], compilers: int) -> None:
         self._matchers, self._socket = matchers, socket
         self._codec = Codec(ToGrammars)
-        self._pool = ThreadPoolExecutor(COMPILERS)
-        self._compiled: SimpleQueue[tuple[Question, LLMatcher | GrammarError]] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(compilers)
+        self._compiled: SimpleQueue[tuple[Grammar, LLMatcher | GrammarError]] = SimpleQueue()
+        self._waiting: dict[Grammar, list[Question]] = {}
+        """Questions by the grammar that is compiled for them."""
         # A socket belongs to one thread, so the others wake this one by a pipe.
         self._wake_read, self._wake = os.pipe()
 
@@ -96,34 +99,36 @@ class Process:
         assert isinstance(message, Questions)
         known: list[Question] = []
         for question in message.questions:
-            if self._matchers.lacks(question):
-                self._pool.submit(self._compile, question)
-            else:
+            if question.grammar is None or not self._matchers.lacks(question.grammar):
                 known.append(question)
+            elif (waiting := self._waiting.get(question.grammar)) is not None:
+                waiting.append(question)
+            else:
+                self._waiting[question.grammar] = [question]
+                self._pool.submit(self._compile, question.grammar)
         self._answer(known)
 
-    def _compile(self, question: Question) -> None:
-        """Compile the grammar of a question, on a thread of the pool."""
-        assert question.grammar is not None
+    def _compile(self, grammar: Grammar) -> None:
+        """Compile a grammar, on a thread of the pool."""
         result: LLMatcher | GrammarError
         try:
-            result = self._matchers.compile(question.grammar)
+            result = self._matchers.compile(grammar)
         except GrammarError as error:
             result = error
-        self._compiled.put((question, result))
+        self._compiled.put((grammar, result))
         os.write(self._wake, b"x")
 
     def _take_compiled(self, count: int) -> None:
         good: list[Question] = []
         bad: list[Answer] = []
         for _ in range(count):
-            question, result = self._compiled.get()
+            grammar, result = self._compiled.get()
+            questions = self._waiting.pop(grammar)
             if isinstance(result, GrammarError):
-                bad.append(Answer(question.number, -1, str(result) or "it is not valid"))
+                bad += [Answer(question.number, -1, str(result) or "it is not valid") for question in questions]
                 continue
-            assert question.grammar is not None
-            self._matchers.keep(question.grammar, result)
-            good.append(question)
+            self._matchers.keep(grammar, result)
+            good += questions
         if bad:
             self._send(Answers(bad))
         self._answer(good)

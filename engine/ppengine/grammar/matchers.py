@@ -110,9 +110,9 @@ class Matchers:
         if len(self._grammars) > KEPT_MOST:
             self._grammars.popitem(last=False)
 
-    def lacks(self, question: Question) -> bool:
-        """Return whether the grammar of a question must be compiled first."""
-        return question.grammar is not None and question.grammar not in self._grammars
+    def lacks(self, grammar: Grammar) -> bool:
+        """Return whether a grammar must be compiled first."""
+        return grammar not in self._grammars
 
     def answers(self, questions: list[Question]) -> Answers:
         """Return the masks of outputs whose grammars are compiled, behind the tokens that must follow."""

@@ -1,0 +1,51 @@
+"""The main thread of a grammar process: questions and the threads that compile for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ppengine.checkpoint.model_spec import read_spec
+from ppengine.grammar.__main__ import Process
+from ppengine.grammar.matchers import Matchers
+from ppengine.protocol.frames import Codec
+from ppengine.protocol.grammar_messages import Answer, Answers, Question, Questions
+from ppengine.protocol.structured_outputs import Grammar
+
+MODEL = Path(__file__).parents[2] / "profiles" / "models" / "tiny"
+GOOD, BAD = Grammar("regex", "[a-d]{3}"), Grammar("regex", "(")
+
+
+@pytest.mark.parametrize("grammar", [GOOD, BAD])
+def test_a_grammar_is_compiled_once_for_all_questions_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, grammar: Grammar
+) -> None:
+    spec = read_spec(MODEL)
+    matchers = Matchers(MODEL, spec.vocab_size, spec.eos_token_ids)
+    compiled, begin, compile_one = list[Grammar](), threading.Event(), matchers.compile
+
+    def compile_later(wanted: Grammar) -> Any:
+        begin.wait(60)
+        compiled.append(wanted)
+        return compile_one(wanted)
+
+    monkeypatch.setattr(matchers, "compile", compile_later)
+    sent: list[Answer] = []
+    decode = Codec(Answers).decode
+    socket: Any = SimpleNamespace(send=lambda data: sent.extend(decode(data).answers))
+    process = Process(matchers, socket, 4)
+    process._take(Questions([Question(number, number - 1, grammar, [], [], 0) for number in (1, 2, 3)]))
+    process._take(Questions([Question(4, 3, grammar, [], [], 0)]))
+    begin.set()
+    end = time.monotonic() + 60
+    while process._compiled.empty():
+        assert time.monotonic() < end, "it is not compiled"
+        time.sleep(0.001)
+    process._take_compiled(1)
+    assert sorted(answer.number for answer in sent) == [1, 2, 3, 4]
+    assert all(bool(answer.error) == (grammar is BAD) for answer in sent)
+    assert compiled == [grammar]
