@@ -125,7 +125,8 @@ def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PPCONSOLE_API_KEY", f"{KEY}c")
     keys = ApiKeys.load(str(file))
     assert [keys.caller(f"Bearer {KEY}{last}") for last in "abc"] == ["ann", "bob", "api"]
-    for wrong in (None, "", "Bearer", f"Bearer {KEY}", f"Bearer {KEY}d", "Bearer \udcff"):
+    assert keys.caller(f"bearer  {KEY}b") == keys.caller(None, f"{KEY}b") == "bob"
+    for wrong in (None, "", "Bearer", "Bearer ", f"Basic {KEY}a", f"Bearer {KEY}", f"Bearer {KEY}d", "Bearer \udcff"):
         with pytest.raises(ApiError) as caught:
             keys.caller(wrong)
         assert caught.value.status == 401

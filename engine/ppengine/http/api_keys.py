@@ -46,8 +46,10 @@ class ApiKeys:
         """
         if not self._names:
             return "http"
-        text = plain if plain is not None and authorization is None else (authorization or "").removeprefix("Bearer ")
-        given = text.strip().encode("utf-8", "surrogateescape")
+        text = plain if authorization is None else authorization
+        # The scheme may have letters of either case.
+        scheme, _, key = (text or "").partition(" ")
+        given = (key if scheme.lower() == "bearer" else text or "").strip().encode("utf-8", "surrogateescape")
         found = [name for key, name in self._names.items() if hmac.compare_digest(key, given)]
         if not found:
             text = "the API key is not known here" if given else "give an API key: Authorization: Bearer KEY"
