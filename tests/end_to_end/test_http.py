@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -530,6 +533,32 @@ def test_a_stream_outlives_a_part_of_the_engine(
     engine.find_pids()
     names = [span.name for span in spans_of(receiver, role)]
     assert names.count("restart") == (role != "gateway") and {"queue", "prefill", "decode"} < set(names)
+
+
+def test_connections_that_take_all_descriptors_end_no_stream(engine: Served) -> None:
+    roles = ["http0", "http1"]
+    before = {role: resource.prlimit(engine.pids[role], resource.RLIMIT_NOFILE) for role in roles}
+    streams = [opened(engine, {"max_tokens": LASTING, "ignore_eos": True}) for _ in range(4)]
+    idle = list[socket.socket]()
+    try:
+        for role, (_, hard) in before.items():
+            used = sum(1 for _ in Path(f"/proc/{engine.pids[role]}/fd").iterdir())
+            resource.prlimit(engine.pids[role], resource.RLIMIT_NOFILE, (used + 8, hard))
+        host, _, port = address(engine).partition(":")
+        idle += [socket.create_connection((host, int(port))) for _ in range(100)]
+        # They report their descriptors each second.
+        time.sleep(2.0)
+        assert all(b"[DONE]" in read_until(sock, b"[DONE]") for sock in streams)
+    finally:
+        for sock in [*streams, *idle]:
+            sock.close()
+        for role, limits in before.items():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(engine.pids[role], resource.RLIMIT_NOFILE, limits)
+    known = {role: engine.pids[role] for role in roles}
+    engine.find_pids()
+    assert {role: engine.pids[role] for role in roles} == known
+    wait_until(lambda: call(engine, "GET", "/ready")[0] == 200, "it answers")
 
 
 def test_an_engine_whose_stage_restarts_is_alive_and_not_ready(engine: Served) -> None:

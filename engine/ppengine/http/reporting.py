@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import time
-from pathlib import Path
 
 import zmq
 
 from ppengine.common import procfs
+from ppengine.common.open_files import OpenFiles, open_files
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.front_link import FrontLink
 from ppengine.protocol.clients import HttpReport, ProcessFigures
@@ -39,6 +38,6 @@ async def report(endpoint: str, role: str, stats: ClientStats, link: FrontLink) 
 
 def own_figures(started: float) -> ProcessFigures:
     """Return this process as it is now; `started` in Unix seconds."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resident = procfs.resident_bytes(os.getpid()) or 0
-    return ProcessFigures(started, time.process_time(), resident, sum(1 for _ in Path("/proc/self/fd").iterdir()), most)
+    # To look takes a descriptor, and connections may have all of them.
+    resident, files = procfs.resident_bytes(os.getpid()) or 0, open_files(os.getpid()) or OpenFiles(0, 0)
+    return ProcessFigures(started, time.process_time(), resident, files.used, files.limit)
