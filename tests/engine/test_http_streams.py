@@ -128,6 +128,15 @@ async def test_whole_answers_have_the_parts_of_all_choices() -> None:
     assert first.over and second.over and second.output_tokens == 2
 
 
+def test_choices_that_share_a_prompt_have_what_the_first_found_in_the_cache() -> None:
+    one = generation(3)
+    for sample, cached in ((1, 499), (0, 16), (2, 500)):
+        assert one.take(Piece("r", sample, 0, [5]))
+        one.take(Piece("r", sample, 1, [6], [], "length", cached_tokens=cached))
+    assert one.cached_tokens == 16
+    assert generation().cached_tokens == 0
+
+
 async def test_a_loss_is_an_error() -> None:
     one = generation()
     one.followed.take(Piece("r", 0, 0, [], [], "error", loss="stage 1 is gone"))

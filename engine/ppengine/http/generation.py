@@ -66,10 +66,11 @@ class Generation:
     prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)
     """One a token of the prompt if they are wanted, from the first part on."""
     output_tokens: int = 0
-    cached_tokens: int = 0
     over: bool = field(init=False, default=False)
     """Whether all choices have ended."""
     _choices: list[_Choice] = field(init=False)
+    _cached: list[int] = field(init=False, default_factory=list)
+    """Tokens of the prompt that were cached, of each choice whose end the core has reported."""
     _held: list[Piece] = field(init=False, default_factory=list)
     """Pieces of other samples that came before sample 0's, which has the log-probabilities of the prompt."""
     _scores_due: bool = field(init=False)
@@ -89,6 +90,11 @@ class Generation:
     def choices(self) -> int:
         """Number of continuations."""
         return len(self._choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the first choice to be computed found in the cache; it shares its own."""
+        return min(self._cached, default=0)
 
     def ready(self, piece: Piece) -> list[Piece]:
         """Return the pieces to `take` now, `piece` among them unless it must wait for those of sample 0."""
@@ -120,7 +126,8 @@ class Generation:
                 return part if part.token_ids else None
         else:
             part = self._part(choice, choice.growing, piece)
-        self.cached_tokens = max(self.cached_tokens, piece.cached_tokens)
+        if reason is not None:
+            self._cached.append(piece.cached_tokens)
         choice.over = part.finish_reason is not None
         self._left -= choice.over
         self.over = not self._left
