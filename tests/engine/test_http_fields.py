@@ -110,6 +110,15 @@ async def test_a_prompt_with_a_number_that_no_message_has_is_refused() -> None:
         assert not one.model.submitted
 
 
+async def test_more_choices_than_the_core_takes_in_a_turn_are_refused() -> None:
+    async with world("Fine.") as one:
+        status, answer = await one.post("/v1/completions", {"prompt": [[5]] * 1024, "n": 5})
+        assert (status, answer["error"]["param"]) == (400, "n") and "5120 choices" in answer["error"]["message"]
+        assert not one.model.submitted
+        status, answer = await one.post("/v1/completions", {"prompt": [[5]] * 64, "n": 64})
+        assert status == 200 and len(answer["choices"]) == 4096
+
+
 def test_a_body_of_too_many_values_is_not_read() -> None:
     with pytest.raises(ApiError, match=f"more than {VALUES_MOST} commas"):
         decode(b'{"prompt": [' + b"5," * (VALUES_MOST + 1) + b"5]}", CompletionRequest)

@@ -44,6 +44,8 @@ USER_MOST = 64
 """Most characters of `user` that consoles get as the owner of a request."""
 PROMPTS_MOST = 1024
 """Most prompts of one request."""
+CHOICES_MOST = 4096
+"""Most choices of one call: the core queues all of them in one turn, at 20 µs each, while all streams wait."""
 TOKENS_MOST = 2**20
 """Most tokens of all prompts of one request."""
 CONSTRAINTS_MOST = 2**18
@@ -186,6 +188,9 @@ class Service:
         spoken: Mapping[int, str] | None = None,
     ) -> tuple[str, list[Generation]]:  # fmt: skip
         sampling, name = self._sampling(request), _new_id(_PREFIXES[route], caller.request_id)
+        if (choices := len(prompts) * sampling.n) > CHOICES_MOST:
+            text = f"{len(prompts)} prompts with n={sampling.n} are {choices} choices; at most {CHOICES_MOST} are taken"
+            raise invalid(text, "n")
         if sampling.structured_outputs is not None:
             size = len(prompts) * len(sampling.structured_outputs.compiled_form.text)
             if size > CONSTRAINTS_MOST:
