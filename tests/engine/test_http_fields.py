@@ -110,6 +110,14 @@ async def test_a_prompt_with_a_number_that_no_message_has_is_refused() -> None:
         assert not one.model.submitted
 
 
+async def test_more_tokens_than_a_turn_of_the_loop_takes_have_no_text() -> None:
+    async with world("Fine.") as one:
+        status, answer = await one.post("/detokenize", {"tokens": [5] * 2**17})
+        assert status == 200 and len(answer["prompt"]) == 2**17
+        status, answer = await one.post("/detokenize", {"tokens": [5] * (2**17 + 1)})
+        assert (status, answer["error"]["param"]) == (400, "tokens")
+
+
 async def test_more_choices_than_the_core_takes_in_a_turn_are_refused() -> None:
     async with world("Fine.") as one:
         status, answer = await one.post("/v1/completions", {"prompt": [[5]] * 1024, "n": 5})
