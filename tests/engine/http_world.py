@@ -177,8 +177,8 @@ class HttpWorld:
         self.renderer = ScriptedRenderer()
         stats = ClientStats()
         renderer = cast(ChatRenderer, self.renderer)
-        service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
-        app = Routes(service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats, traces).app()
+        self.service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
+        app = Routes(self.service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats, traces).app()
         url = "http://engine"
         self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(connected(app)), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,19 @@ async def test_a_prompt_with_a_number_that_no_message_has_is_refused() -> None:
             status, answer = await one.post("/v1/completions", {"prompt": prompt})
             assert (status, answer["error"]["param"]) == (400, "prompt"), answer
         assert not one.model.submitted
+
+
+@pytest.mark.parametrize("count", [4, 40])
+async def test_many_short_prompts_are_tokenized_beside_the_loop(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    async with world("Fine.") as one:
+        tokenizer, threads = one.service.tokenizer, set[int]()
+        encode = tokenizer.encode
+        monkeypatch.setattr(tokenizer, "encode", lambda text: (threads.add(threading.get_ident()), encode(text))[1])
+        prompts = [f"{number} " + "word " * 20 for number in range(count)]
+        status, _ = await one.post("/v1/completions", {"prompt": [*prompts, prompts[0]]})
+    assert status == 200
+    assert [each.prompt_token_ids for each in one.model.submitted] == [*map(encode, prompts), encode(prompts[0])]
+    assert (threading.get_ident() in threads) == (count == 4) and len(threads) == 1
 
 
 async def test_more_tokens_than_a_turn_of_the_loop_takes_have_no_text() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from ppengine.protocol.sampling import MOST_TOKEN, SamplingParams
 from ppengine.protocol.verbs import Submit
 
 INLINE_CHARACTERS = 2000
-"""Longer texts are tokenized on a thread, so that other streams go on: 1 ms here."""
+"""More of them in a call are tokenized on a thread, so that other streams go on: 1 ms here."""
 CHAT_MOST = 2**22
 """Most characters of a rendered chat."""
 USER_MOST = 64
@@ -92,7 +92,7 @@ class Service:
         special = request.add_special_tokens
         if any(isinstance(one, str) for one in prompts):
             self.needs_tokenizer("prompt", "send prompt as token ids")
-        ids = [one if isinstance(one, list) else await self._encode(one, special=special) for one in prompts]
+        ids = await self._encode_all(prompts, special=special)
         return await self._begin(COMPLETIONS, ids, request, caller)
 
     async def chat(
@@ -176,11 +176,24 @@ class Service:
         return self.config.max_model_len * self._longest_token
 
     async def _encode(self, text: str, *, special: bool) -> list[int]:
-        if len(text) > self._characters:
+        (ids,) = await self._encode_all([text], special=special)
+        return ids
+
+    async def _encode_all(self, prompts: Sequence[str | list[int]], *, special: bool) -> list[list[int]]:
+        """Return the tokens of prompts, of long texts or many from a thread. Raises ApiError."""
+        texts = [one for one in prompts if isinstance(one, str)]
+        if (longest := max(map(len, texts), default=0)) > self._characters:
             limit = f"max_model_len is {self.config.max_model_len} tokens of at most {self._longest_token} characters"
-            raise _too_long(f"the prompt has {len(text)} characters; {limit}", "prompt")
+            raise _too_long(f"the prompt has {longest} characters; {limit}", "prompt")
+
+        def encoded() -> list[list[int]]:
+            return [one if isinstance(one, list) else self._ids(one, special=special) for one in prompts]
+
+        return await asyncio.to_thread(encoded) if sum(map(len, texts)) > INLINE_CHARACTERS else encoded()
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
         if len(text) > INLINE_CHARACTERS:
-            return await asyncio.to_thread(self.tokenizer.encode_long, text, special=special)
+            return self.tokenizer.encode_long(text, special=special)
         return self.tokenizer.encode(text) if special else self.tokenizer.encode_chat(text)
 
     async def _begin(
