@@ -18,7 +18,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
-from ppengine.http.request_fields import VALUES_MOST, CompletionRequest, decode
+from ppengine.http.request_fields import MESSAGES_MOST, VALUES_MOST, CompletionRequest, decode
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.tool_fields import functions_of
 from ppengine.supervisor import http_port
@@ -144,6 +144,19 @@ async def test_more_choices_than_the_core_takes_in_a_turn_are_refused() -> None:
 def test_a_body_of_too_many_values_is_not_read() -> None:
     with pytest.raises(ApiError, match=f"more than {VALUES_MOST} commas"):
         decode(b'{"prompt": [' + b"5," * (VALUES_MOST + 1) + b"5]}", CompletionRequest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"), [(ChatRequest, "messages"), (MessagesRequest, "messages"), (ResponsesRequest, "input")]
+)
+def test_a_conversation_of_too_many_messages_is_not_read(kind: type, field: str) -> None:
+    more = {"model": "m", "max_tokens": 1} if kind is MessagesRequest else {}
+    body = {field: [{"role": "user", "content": "a"}] * MESSAGES_MOST, **more}
+    decode(json.dumps(body).encode(), kind)
+    body[field].append({"role": "user", "content": "a"})
+    with pytest.raises(ApiError, match=f"{field} has {MESSAGES_MOST + 1} entries") as caught:
+        decode(json.dumps(body).encode(), kind)
+    assert caught.value.body.param == field
 
 
 def test_keys_are_read_from_a_file_that_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

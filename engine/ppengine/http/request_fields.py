@@ -84,6 +84,8 @@ class CommonFields(StructuredFields, kw_only=True):
 
 VALUES_MOST = 2**20
 """Commas in a body: a million token ids are read in 0.1 s, and all streams of the process wait for that."""
+MESSAGES_MOST = 2**13
+"""Entries of a conversation: 100,000 take 0.7 s, and all streams of the process wait for that."""
 _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "seed", "min_tokens", "stop_token_ids", "ignore_eos", "min_p",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
@@ -147,6 +149,9 @@ def decode(body: bytes, kind: type[T]) -> T:
     fields = kind.__struct_fields__
     for name in [name for name in data if name not in fields]:
         _check_unknown(name, data.pop(name), kind)
+    for name in ("messages", "input"):
+        if isinstance(value := data.get(name), list) and len(value) > MESSAGES_MOST:
+            raise invalid(f"{name} has {len(value)} entries; at most {MESSAGES_MOST} are taken", name)
     try:
         return msgspec.convert(data, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
