@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from ppengine.protocol.sampling import MOST_TOKEN
 from ppkernels import sampling
 from ppkernels.gpu.sampling import DeviceSampling, Parameters, choose
 from ppkernels.sampling import sample, sample_reference, uniform
@@ -129,6 +130,13 @@ def test_parameters_are_those_of_the_slot(device: torch.device) -> None:
     assert seventh in greedy[2:].tolist()
     assert newest.tolist() == [int(greedy[1]), -7, int(greedy[0]), -7, -7, -7, -7, seventh, -7]
     assert greedy.tolist() == rows.argmax(-1).tolist()
+
+
+def test_the_table_has_room_for_the_largest_values_that_are_taken(device: torch.device) -> None:
+    table = DeviceSampling(1, device)
+    largest = Parameters(temperature=1.0, top_k=MOST_TOKEN, banned=[MOST_TOKEN], banned_until=2 * MOST_TOKEN)
+    table.set([0], [largest])
+    assert table.table[0].tolist()[2:] == largest.packed(table.banned)[2:]
 
 
 def test_a_row_does_not_depend_on_what_shares_the_batch(device: torch.device) -> None:
