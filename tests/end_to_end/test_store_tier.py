@@ -21,6 +21,8 @@ from profiles import small
 pytestmark = pytest.mark.long
 STEPS, CHUNK = 12, 256
 PROMPTS = reference.prompts(2, 100, low=2 * CHUNK + 40, high=2 * CHUNK + 60, seed=5)
+FIRST = reference.prompts(1, 100, low=CHUNK + 40, high=CHUNK + 60, seed=6)[0]
+"""A prompt of one chunk."""
 HITS = 2 * CHUNK
 """Tokens of each prompt that backends have."""
 
@@ -47,12 +49,14 @@ def profile(folder: Path, files: Path, **memory: int) -> Profile:
         "backends": {"disk": {"kind": "files", "url": str(files), "quota_gib": 1.0, "write": "always"}},
     }  # fmt: skip
     memory = {"device_mib": 8, "swap_space_gib": 0.05, **memory}
-    return small(folder, memory=memory, model={"max_model_len": 1024}, tiers=tiers)
+    # Steps are short and slow, so that computing is predicted to take longer than a fetch.
+    scheduler = {"max_num_batched_tokens": 64}
+    return small(folder, memory=memory, model={"max_model_len": 1024}, tiers=tiers, scheduler=scheduler)
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, files: Path) -> Iterator[Served]:
-    with Served(profile(folder, files)) as served:
+    with Served(profile(folder, files), step_s=0.01) as served:
         yield served
 
 
@@ -66,6 +70,14 @@ async def tiers(op: Operator, condition: Callable[[TiersInfo], object], what: st
 async def ready(op: Operator) -> TiersInfo:
     """Wait until chunks can be read and written."""
     return await tiers(op, lambda now: now.ready and now.backends[0].state == "open", "stores and files are there")
+
+
+async def measured(op: Operator) -> None:
+    """Compute a prompt whose chunk is there: files are read beside it, and both times are known then."""
+    await ready(op)
+    await op.tokens(await op.submit(FIRST, max_tokens=1))
+    now = await tiers(op, lambda now: now.backends[0].read_bytes_total, "files were read")
+    assert not now.backends[0].hit_tokens_total, "no request has waited for files whose rate is not known"
 
 
 async def written(op: Operator) -> None:
@@ -86,11 +98,12 @@ def hits(picture: Snapshot) -> int:
 async def test_a_restarted_engine_loads_chunks_from_files(engine: Served, expected: list[list[int]]) -> None:
     async with engine.operator() as op:
         await ready(op)
+        await op.tokens(await op.submit(FIRST, max_tokens=1))
         assert await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=STEPS)) == expected
         await written(op)
     engine.restart()
     async with engine.operator() as op:
-        await ready(op)
+        await measured(op)
         names = await op.submit_all(PROMPTS, max_tokens=STEPS)
         assert await op.all_tokens(names) == expected
         for name in names:
@@ -104,7 +117,7 @@ async def test_a_store_is_killed_while_it_loads(engine: Served, expected: list[l
     for stage in (0, 1, 0):
         engine.restart()
         async with engine.operator() as op:
-            await ready(op)
+            await measured(op)
             os.kill(engine.pids[f"store{stage}"], signal.SIGSTOP)
             names = await op.submit_all(PROMPTS, max_tokens=STEPS)
             await tiers(op, lambda now: now.finding + now.fetching, "requests wait for a store")
@@ -118,7 +131,7 @@ async def test_a_store_is_killed_while_it_loads(engine: Served, expected: list[l
 async def test_a_stage_is_killed_while_its_slots_are_filled(engine: Served, expected: list[list[int]]) -> None:
     engine.restart()
     async with engine.operator() as op:
-        await ready(op)
+        await measured(op)
         os.kill(engine.pids["store1"], signal.SIGSTOP)
         names = await op.submit_all(PROMPTS, max_tokens=STEPS)
         await tiers(op, lambda now: now.fetching, "a request is fetching")
@@ -133,7 +146,9 @@ async def test_a_stage_is_killed_while_its_slots_are_filled(engine: Served, expe
 async def test_flipped_bytes_are_never_loaded(engine: Served, files: Path, expected: list[list[int]]) -> None:
     engine.restart()
     shards = [path for path in files.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
-    assert len(shards) == 2 * 2 * len(PROMPTS)
+    assert len(shards) == 2 * (2 * len(PROMPTS) + 1)
+    async with engine.operator() as op:
+        await measured(op)
     for number, path in enumerate(sorted(shards)):
         with path.open("r+b") as file:
             file.seek(1000 + 7919 * number)
@@ -141,7 +156,6 @@ async def test_flipped_bytes_are_never_loaded(engine: Served, files: Path, expec
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 0x10]))
     async with engine.operator() as op:
-        await ready(op)
         assert await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=STEPS)) == expected
         now = await tiers(op, lambda now: now.backends[0].corrupt_total, "the flips are counted")
         assert now.backends[0].hit_tokens_total == 0

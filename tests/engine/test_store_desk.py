@@ -1,11 +1,12 @@
 """The store desk in a core whose stores the test answers for."""
 
 import pytest
+from ppengine.common.tier_config import BackendConfig
 from ppengine.protocol.offline import AddMany
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.store_messages import Fetch, Find, Mark, Put, Stored, StoreReady, Weights
+from ppengine.protocol.store_messages import Fetch, Find, FoundChunk, Mark, Put, Stored, StoreReady, Weights
 from ppengine.protocol.verbs import Abort, Submit
 from tier_world import CHUNK, Disk, TierWorld
 
@@ -261,23 +262,69 @@ def slow_backend():
     return world
 
 
-def test_a_chunk_of_a_slow_backend_is_read_beside_the_request():
+def test_chunks_of_a_slow_backend_are_read_beside_the_request():
     world = slow_backend()
     world.submit(PROMPT, name="r", max_tokens=1)
     world.answer_all(Find)
     assert world.engine.outputs.get("r").samples[0].ending is not None, "it has waited for no fetch"
     asked = world.jobs(Fetch)
-    assert len(asked) == 2 and all(len(store.jobs[number].keys) == 1 for store, number in asked)
+    assert len(asked) == 2 and all(len(store.jobs[number].keys) == 2 for store, number in asked), "half of four threads"
     before = world.engine.tiers.costs.fetch_s({"nvme0": 32 * 8})
     moving = world.cache.moving
-    assert moving >= CHUNK // 8
+    assert moving >= 2 * CHUNK // 8
     world.answer_all(Fetch)
-    assert world.cache.moving == moving - CHUNK // 8, "its slots are free again"
+    assert world.cache.moving == moving - 2 * CHUNK // 8, "its slots are free again"
     assert world.engine.tiers.costs.fetch_s({"nvme0": 32 * 8}) < before
     world.lose_stage()
     world.submit(PROMPT, name="s", max_tokens=1)
     world.run()
     assert not world.jobs(Fetch), "no further trial for now"
+    world.check_tiers()
+
+
+def test_a_backend_is_measured_before_a_request_waits_for_it():
+    world = TierWorld(disk=filled(), measured=False)
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all(Find)
+    detail = world.engine.outputs.get("r").samples[0].ending.detail
+    assert any("in nvme0 are computed" in line and "unknown for a fetch" in line for line in detail.history)
+    assert {len(store.jobs[number].keys) for store, number in world.jobs(Fetch)} == {2}, "chunks are read beside it"
+    world.submit(PROMPT, name="s", max_tokens=1)
+    world.run()
+    assert len(world.jobs(Fetch)) == 2, "one trial alone"
+    world.answer_all()
+    world.lose_stage()
+    world.submit(PROMPT, name="t", max_tokens=1)
+    world.answer_all()
+    assert world.engine.reporter.build().tiers.backends[0].hit_tokens_total == 3 * CHUNK
+    world.check_tiers()
+
+
+def test_nothing_waits_before_the_time_of_computing_is_known():
+    world = TierWorld(disk=filled())
+    world.engine.tiers.costs.token_s = None
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all(Find)
+    assert world.engine.outputs.get("r").samples[0].ending is not None and not world.jobs(Fetch)
+
+
+def test_a_measured_backend_serves_while_another_one_is_measured():
+    disk = filled()
+    for copies in (disk.shards, disk.markers):
+        copies.update({("new", *name[1:]): value for name, value in list(copies.items())})
+    backends = {name: BackendConfig(kind="files", url="/d") for name in ("new", "nvme0")}
+    world = TierWorld(disk=disk, backends=backends, measured=False)
+    world.engine.tiers.costs.ended("nvme0", 1, 1e-6)
+    for (backend, _, key), marker in disk.markers.items():
+        world.engine.tiers.known.put(key, FoundChunk(backend, marker))
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.run()
+    asked = {store.jobs[number].backend for store, number in world.jobs(Fetch)}
+    assert asked == {"nvme0", "new"} and world.state("r") == "fetching"
+    world.answer_all(Fetch)
+    world.run()
+    tiers = {one.name: one.hit_tokens_total for one in world.engine.reporter.build().tiers.backends}
+    assert tiers == {"nvme0": 3 * CHUNK, "new": 0}
     world.check_tiers()
 
 
@@ -287,7 +334,7 @@ def test_a_trial_ends_with_its_generation():
     world.answer_all(Find)
     asked = world.jobs(Fetch)
     world.lose_stage()
-    assert world.cache.quarantined == CHUNK // 8
+    assert world.cache.quarantined == 2 * CHUNK // 8
     for store, number in asked:
         store.answer(number)
     assert not world.cache.quarantined

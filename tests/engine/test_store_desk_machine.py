@@ -43,12 +43,15 @@ def filled():
 class StoreDeskMachine(RuleBasedStateMachine):
     """A core, its stages and its stores."""
 
-    @initialize(write=st.sampled_from(["always", "reused", "evicted"]), slots=st.sampled_from([96, 200, 640]))
-    def begin(self, write, slots):
+    @initialize(
+        write=st.sampled_from(["always", "reused", "evicted"]), slots=st.sampled_from([96, 200, 640]),
+        measured=st.booleans(),
+    )  # fmt: skip
+    def begin(self, write, slots, measured):
         backends = {name: BackendConfig(kind="files", url="/d", write=write) for name in ("nvme0", "s3")}
         disk = Disk()
         disk.shards, disk.markers = dict(filled().shards), dict(filled().markers)
-        self.world = world = TierWorld(disk=disk, swap_blocks=slots, backends=backends, fetches=3)
+        self.world = world = TierWorld(disk=disk, swap_blocks=slots, backends=backends, fetches=3, measured=measured)
         self.count, self.faults = 0, Counter()
         self.ends, self.settled = Counter(), Counter()
         jobs = world.engine.tiers.jobs

@@ -125,8 +125,9 @@ def test_known_chunks_are_bounded():
 def test_a_fetch_is_begun_if_it_is_faster():
     now = [0.0]
     costs = Costs(lambda: now[0])
-    assert costs.decide({"x": 100}, 100).fetch, "nothing is known"
+    assert not costs.decide({"x": 100}, 100).fetch, "nothing is known"
     costs.computed(1000, 1.0)
+    assert not costs.decide({"x": 1}, 1000).fetch and not costs.measured("x"), "no fetch was measured"
     for size in (100, 200, 400, 100, 200):
         costs.begun("x", size)
         costs.ended("x", size, 0.01 + size * 1e-3)
@@ -150,7 +151,7 @@ def test_the_cheapest_backend_comes_first():
     for backend, seconds in (("slow", 1.0), ("fast", 0.1)):
         costs.begun(backend, 100)
         costs.ended(backend, 100, seconds)
-    assert costs.cheapest_first(["slow", "fast", "new"], 200) == ["new", "fast", "slow"]
+    assert costs.cheapest_first(["slow", "fast", "new"], 200) == ["fast", "slow", "new"]
     costs.begun("fast", 10_000)
     assert costs.cheapest_first(["slow", "fast"], 200) == ["slow", "fast"], "bytes under way are in front"
 

@@ -153,16 +153,17 @@ class SimStore:
             "state": "open", "breaker": "closed", "error": "", "used_bytes": 0, "queue": 0, "read_bytes": 0,
             "written_bytes": 0, "reads": 0, "writes": 0, "errors": 0, "corrupt": 0, "evicted": 0, "read_p50_ms": -1.0,
             "read_p99_ms": -1.0, "write_p50_ms": -1.0, "write_p99_ms": -1.0,
+            "threads": 4,
         }  # fmt: skip
         figures = [BackendFigures(**(default | {"name": name} | fields)) for name in self.specs]
         self.say(StoreFigures(*self.place, figures))
 
 
 class TierWorld(CoreWorld):
-    """Stores come at once and know the weights, unless `stores` is false."""
+    """Stores come at once and know the weights, unless `stores` is false; rates are known if `measured`."""
 
     def __init__(self, *, disk=None, write="always", stages=2, swap_blocks=640, stores=True, before=None, weights=b"w",
-        backends=None, find_ms=100, fetch_ms=2000, fetches=8, **fields,
+        backends=None, find_ms=100, fetch_ms=2000, fetches=8, measured=True, **fields,
     ):  # fmt: skip
         self.disk = disk or Disk()
         self.stores, self.content, self.given = {}, {}, {}
@@ -180,6 +181,8 @@ class TierWorld(CoreWorld):
         # Steps take no time here.
         costs = self.engine.tiers.costs
         costs.token_s, costs.computed = 1.0, lambda tokens, seconds: None
+        for name in chosen if measured else ():
+            costs.ended(name, 1, 1e-6)
         if stores:
             for place in self.engine.stages.places:
                 self.start(place)

@@ -229,6 +229,8 @@ class BackendFigures(msgspec.Struct, array_like=True):
     write_p50_ms: float
     write_p99_ms: float
     """-1: no call."""
+    threads: int = 1
+    """Calls that may be under way at once."""
 
 
 class StoreFigures(msgspec.Struct, tag="store-figures", array_like=True):

@@ -157,7 +157,8 @@ class Lane:
         return BackendFigures(
             name=spec.name, state=state, breaker=breaker, error=self._open_error or self._error,
             used_bytes=self._usage.used_bytes, queue=queue, evicted=self._usage.evicted,
-            read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1], **self._counts,
+            read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1],
+            threads=self.width, **self._counts,
         )  # fmt: skip
 
     def _limit(self, task: Task) -> float:

@@ -31,6 +31,8 @@ class Backend:
     """Whether a store has not opened it: it refuses all jobs."""
     tried: float = 0.0
     """Time of its newest fetch or put."""
+    threads: int = 1
+    """Calls that each store may have under way at once."""
 
     @property
     def quota_bytes(self) -> int:

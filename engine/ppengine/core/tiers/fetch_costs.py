@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 FASTER = 0.8
 """A fetch is begun if its predicted time is below this share of the prefill's."""
 TRIAL_S = 10.0
-"""Seconds after which a chunk of a backend that was too slow is read, so that its rate can recover."""
+"""Seconds after which chunks of a backend that was too slow are read, so that its rate can recover."""
 _KEEP = 0.85
 """Weight that each sample leaves to those before it."""
 _LEAST_S = 1e-6
@@ -50,7 +51,7 @@ class Decision(NamedTuple):
     fetch_s: float | None
     compute_s: float | None
     trial: bool = False
-    """Whether a chunk should be read beside the request, to measure the backend again."""
+    """Whether chunks should be read beside the request, to measure the backend again."""
 
 
 @dataclass(eq=False)
@@ -106,16 +107,25 @@ class Costs:
             total += seconds
         return total
 
+    def measured(self, backend: str) -> bool:
+        """Return whether the rate of a backend is known."""
+        return backend in self._lines
+
     def cheapest_first(self, backends: Iterable[str], size: int) -> list[str]:
-        """Return backends by their predicted seconds for `size` bytes; first those that were never measured."""
-        return sorted(backends, key=lambda backend: self.fetch_s({backend: size}) or 0.0)
+        """Return backends by their predicted seconds for `size` bytes; last those that were never measured."""
+
+        def seconds(backend: str) -> float:
+            predicted = self.fetch_s({backend: size})
+            return math.inf if predicted is None else predicted
+
+        return sorted(backends, key=seconds)
 
     def decide(self, sizes: Mapping[str, int], tokens: int) -> Decision:
-        """Return whether to fetch `sizes` bytes by backend in place of computing `tokens`; yes if a rate is unknown."""
+        """Return whether to fetch `sizes` bytes by backend in place of computing `tokens`; no if a rate is unknown."""
         fetch_s = self.fetch_s(sizes)
         compute_s = None if self.token_s is None else self.token_s * tokens
         if fetch_s is None or compute_s is None:
-            return Decision(True, fetch_s, compute_s)
+            return Decision(False, fetch_s, compute_s)
         if fetch_s < FASTER * compute_s:
             return Decision(True, fetch_s, compute_s)
         now = self._clock()

@@ -16,7 +16,16 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.tiers.backends import Backends
 from ppengine.core.tiers.chunks import Chunk
 from ppengine.core.tiers.fetch_costs import Costs
-from ppengine.core.tiers.fetch_under_way import FetchUnderWay, Run, digests_of, ms_text, runs_of, sizes_of, why_less
+from ppengine.core.tiers.fetch_under_way import (
+    FetchUnderWay,
+    Run,
+    digests_of,
+    ms_text,
+    runs_of,
+    sizes_of,
+    why_less,
+    why_waits,
+)
 from ppengine.core.tiers.jobs import Job, Jobs
 from ppengine.core.tiers.kept_prefixes import KeptPrefixes
 from ppengine.core.tiers.known_chunks import KnownChunks
@@ -72,7 +81,8 @@ class PrefixFetcher:
         now, queues = self._clock(), pools.scheduler.queues
         waiting = _Waiting(request, chunks, now, now + self._fetch_s)
         first, found = self._found(pools, waiting)
-        if not found or not self._worth(pools, request, chunks[first], found):
+        self._measure(pools, chunks[first:])
+        if not found or not self._worth(pools, request, chunks[first:], found):
             if request in queues.aside:
                 queues.take_back(request)
             return
@@ -125,7 +135,7 @@ class PrefixFetcher:
         now = self._clock()
         for request, fetch in self._open.items():
             if request in pools.scheduler.queues.aside:
-                pools.scheduler.queues.set_aside(request, "fetching", self._why(pools, fetch, now))
+                pools.scheduler.queues.set_aside(request, "fetching", why_waits(pools, fetch, now))
 
     # --- beginning ------------------------------------------------------------------------------------------
 
@@ -134,7 +144,13 @@ class PrefixFetcher:
         digests = digests_of(waiting.chunks)
         first = pools.present(digests)[0] // pools.chunk_blocks
         chunks = waiting.chunks[first:]
-        backends = self._costs.cheapest_first(self._backends.readable(), pools.size_of(len(chunks)))
+        found = self._there(pools, chunks, self._backends.readable())
+        tokens = (first + len(found)) * pools.chunk_tokens
+        return first, found if tokens >= self._least_tokens else []
+
+    def _there(self, pools: OpenPools, chunks: Sequence[Chunk], backends: list[str]) -> list[FoundChunk]:
+        """Return the first chunks that are known to be in `backends`."""
+        backends = self._costs.cheapest_first(backends, pools.size_of(len(chunks)))
         known = self._known.lookup([chunk.key for chunk in chunks], backends)
         found: list[FoundChunk] = []
         for chunk, one in zip(chunks, known.chunks, strict=False):
@@ -144,16 +160,24 @@ class PrefixFetcher:
                 self._delete(pools, one.backend, chunk.key)
                 break
             found.append(one)
-        tokens = (first + len(found)) * pools.chunk_tokens
-        return first, found if tokens >= self._least_tokens else []
+        return found
 
-    def _worth(self, pools: OpenPools, request: Request, chunk: Chunk, found: Sequence[FoundChunk]) -> bool:
-        """Return whether a fetch from `chunk` on is predicted to be faster; note it if it is not."""
+    def _measure(self, pools: OpenPools, chunks: Sequence[Chunk]) -> None:
+        """Let backends be measured whose rate is not known, before a request waits for them."""
+        for backend in self._backends.readable():
+            if not self._costs.measured(backend) and (found := self._there(pools, chunks, [backend])):
+                self._trials.begin(pools, chunks, found)
+
+    def _worth(
+        self, pools: OpenPools, request: Request, chunks: Sequence[Chunk], found: Sequence[FoundChunk]
+    ) -> bool:  # fmt: skip
+        """Return whether a fetch of `found`, the first of `chunks`, is predicted to be faster; note it if it is not."""
         decision = self._costs.decide(sizes_of(pools, found), len(found) * pools.chunk_tokens)
         if decision.fetch:
             return True
         if decision.trial:
-            self._trials.begin(pools, chunk, found[0])
+            run = runs_of(chunks, found)[0]
+            self._trials.begin(pools, run.chunks, run.found)
         backend = self._backends.get(found[0].backend)
         if backend is not None:
             backend.declined += 1
@@ -177,7 +201,7 @@ class PrefixFetcher:
             return True
         free = next((number for number, chunk in enumerate(chunks) if chunk.key in self._under_way), len(chunks))
         chunks, found = chunks[:free], found[:free]
-        if not self._worth(pools, request, chunks[0], found):
+        if not self._worth(pools, request, chunks, found):
             self._take_back(pools, waiting, "computed")
             return True
         slots = self._reserve(pools, waiting, len(chunks))
@@ -220,7 +244,7 @@ class PrefixFetcher:
         for run in runs:
             seconds = max(waiting.deadline - now, 1e-3)
             run.ask(pools, self._jobs, self._send, seconds, partial(self._run_ended, pools, fetch, run))
-        pools.scheduler.queues.set_aside(waiting.request, "fetching", self._why(pools, fetch, now))
+        pools.scheduler.queues.set_aside(waiting.request, "fetching", why_waits(pools, fetch, now))
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -290,10 +314,3 @@ class PrefixFetcher:
             now = self._clock()
             waiting.request.note(now, f"fetching > waiting after {(now - waiting.began) * 1e3:.0f} ms: {why}")
             pools.scheduler.queues.take_back(waiting.request)
-
-    def _why(self, pools: OpenPools, fetch: FetchUnderWay, now: float) -> str:
-        owed = sorted({place.stage for run in fetch.runs if run.job is not None for place in run.job.owed})
-        last = f"stage {owed[0]} last, " if len(owed) == 1 and len(pools.places) > 1 else ""
-        total = len(fetch.digests) // pools.chunk_blocks
-        ages = f"{(now - fetch.began) * 1e3:.0f} of {self._fetch_s * 1e3:.0f} ms"
-        return f"fetching {fetch.chunks} of {total} chunks from {fetch.backends}, {last}{ages}"

@@ -1,8 +1,12 @@
-"""Trials: one chunk of a backend that is too slow is read beside the request, so that its rate can recover."""
+"""Trials: chunks of a backend are read beside the request that has found them, so that its rate is known.
+
+A backend has a trial before the first request waits for it, and now and then while it is too slow, so that its rate can
+recover.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,15 +35,21 @@ class RateTrials:
     _clock: Callable[[], float]
     _open: dict[str, Run] = field(init=False, default_factory=dict)
 
-    def begin(self, pools: OpenPools, chunk: Chunk, found: FoundChunk) -> None:
-        """Read a chunk into free slots; without any there is no trial."""
-        backend = found.backend
-        if backend in self._open or self._kept.room(pools) < pools.chunk_blocks:
-            return
-        slots = pools.host.reserve(pools.chunk_blocks)
+    def begin(self, pools: OpenPools, chunks: Sequence[Chunk], found: Sequence[FoundChunk]) -> None:
+        """Read the first chunks, all of one backend, into free slots; without any there is no trial.
+
+        They take half of its threads, so that questions of other requests are answered meanwhile.
+        """
+        backend, size, known = found[0].backend, pools.chunk_blocks, self._backends.get(found[0].backend)
+        half = 1 if known is None else max(1, known.threads // 2)
+        most = min(len(found), half, self._kept.room(pools) // size)
+        slots = pools.host.reserve(most * size) if most and backend not in self._open else None
         if slots is None:
             return
-        run = Run(backend, [chunk], [found], [slots], pools.size_of(1), self._costs.ahead(backend))
+        each = [slots[at : at + size] for at in range(0, len(slots), size)]
+        run = Run(
+            backend, list(chunks[:most]), list(found[:most]), each, pools.size_of(most), self._costs.ahead(backend)
+        )
         self._open[backend] = run
         self._costs.begun(backend, run.size)
         self._backends.tried(backend)

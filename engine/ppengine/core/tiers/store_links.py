@@ -52,6 +52,7 @@ class StoreLinks:
         for backend in self._backends:
             figures = [one.figures[backend.name] for one in self.records.values() if backend.name in one.figures]
             backend.broken = any(one.breaker == "open" for one in figures)
+            backend.threads = min((one.threads for one in figures), default=1)
             backend.shut = any(one.state in ("opening", "broken") for one in figures)
 
     def update(self) -> None:
