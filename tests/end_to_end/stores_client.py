@@ -2,7 +2,8 @@
 
 `python stores_client.py ENGINE FILE STEPS`: computes the prompts of FILE (JSON), loads the chunks of the first half and
 then those of the second. One JSON line of answers at a time. Before each of both loads
-it waits for a line on its input, and for a core that has no slots: the test kills the one before it.
+it waits for a line on its input, and for a core that has no slots: the test kills the one before it. That core measures
+the backend by the first prompt of FILE, which is in no half.
 """
 
 from __future__ import annotations
@@ -26,20 +27,31 @@ async def main(engine: str, prompts: list[list[int]], steps: int) -> None:
     link = EngineLink(record, find=lambda: record, user="stores", backlog=0)
     op = Watcher(link)
     await link.start(op.take)
+    first, *prompts = prompts
     half = len(prompts) // 2
+
+    async def measure() -> None:
+        """Compute a prompt whose chunk is there: files are read beside it."""
+        before = (await _tiers(op, _is_ready, "stores and files are there")).backends[0].read_bytes_total
+        await op.all_tokens(await op.submit_all([first], max_tokens=1))
+        await _tiers(op, lambda now: now.backends[0].read_bytes_total > before, "files were read")
+
     try:
         await link.attached(60)
         await _tiers(op, _is_ready, "stores and files are there")
+        await op.all_tokens(await op.submit_all([first], max_tokens=1))
         names = await op.submit_all(prompts, max_tokens=steps)
         tokens = await op.all_tokens(names)
         answer(tokens=tokens, places=places(await op.now()))
         await _go()
         await _tiers(op, lambda now: _is_ready(now) and not now.slots_cached, "the next core has all stores")
+        await measure()
         names = await op.submit_all(prompts[:half], max_tokens=steps)
         tokens, sources = await op.all_tokens(names), [(await op.detail(name)).sources for name in names]
         answer(tokens=tokens, loaded=[one.backends if one is not None else {} for one in sources])
         await _go()
         await _tiers(op, lambda now: _is_ready(now) and not now.slots_cached, "the third core has all stores")
+        await measure()
         answer(ready=True)
         await _go()
         names = await op.submit_all(prompts[half:], max_tokens=steps)

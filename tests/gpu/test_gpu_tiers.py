@@ -27,7 +27,8 @@ pytestmark = [needs_gpu, pytest.mark.timeout(240)]
 BLOCK, STEPS, LENGTH = 16, 64, 2048
 SHORT = 1e-3
 """By how much a chosen token may be less likely than the best one, in natural logarithms; the models are of float32."""
-PROMPTS = reference.prompts(4, 100, low=1000, high=1100, seed=3)
+FIRST, *PROMPTS = reference.prompts(5, 100, low=1000, high=1100, seed=3)
+"""The first one is computed twice: files are measured beside it."""
 HOST_GIB = {"host": 1.0, "files": 0.01}
 """Swap space of all places: with files it is too small for all that is computed."""
 DEVICE = "cuda"
@@ -82,13 +83,16 @@ async def test_a_prefix_that_has_left_the_card_comes_back(where: str, stages: in
     with Served(profile(folder, where, tmp_path / "chunks", stages, tensor)) as engine:
         async with engine.operator() as op:
             blocks = await small(op)
-            await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=1))
+            await op.all_tokens(await op.submit_all([FIRST, *PROMPTS], max_tokens=1))
             tiers = (await rest(op)).tiers
             assert tiers is not None
             count = (blocks + (tiers.slots if where == "files" else 0)) * BLOCK // 500 + 4
             others = reference.prompts(count, 100, low=1000, high=1000, seed=stages)
             await op.all_tokens(await op.submit_all(others, max_tokens=1))
             await rest(op)
+            if where == "files":
+                await op.all_tokens(await op.submit_all([FIRST], max_tokens=1))
+                await rest(op)
             names = await op.submit_all(PROMPTS, max_tokens=STEPS)
             tokens = await op.all_tokens(names)
             came = 0
