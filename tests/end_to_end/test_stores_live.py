@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import rclone_server
 import reference
 from checkpoints import make_checkpoint
 from operators import BACK_S, Operator, core_time
@@ -71,8 +72,11 @@ def profile(
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, files: Path) -> Iterator[Served]:
-    with Served(profile(folder, files), step_s=0.002) as served:
-        yield served
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", rclone_server.KEY)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", rclone_server.SECRET)
+        with Served(profile(folder, files), step_s=0.002) as served:
+            yield served
 
 
 class Load:
@@ -271,6 +275,32 @@ async def test_a_valkey_server_dies_under_load(engine: Served, expected: list[li
         await op.do(StoreRemove(backend="cache"))
         now = await tiers(op, lambda now: len(now.backends) == 1, "one backend is left")
         assert disk(now).state == "open" and not disk(now).corrupt_total
+
+
+async def test_an_s3_server_dies_under_load(engine: Served, expected: list[list[int]], tmp_path: Path) -> None:
+    if (binary := rclone_server.rclone_binary()) is None:
+        pytest.skip(rclone_server.WHY_SKIPPED)
+    server = rclone_server.RcloneServer(binary, tmp_path)
+    url = f"s3://bucket/kv/tests?endpoint={server.endpoint}"
+    try:
+        async with loaded(engine, expected) as (op, load):
+            await op.do(StoreAdd(backend="bucket", kind="s3", url=url, quota_gib=0.1, write="always"))
+            await op.do(StoreTest(backend="bucket"))
+            await op.do(StorePause(backend="disk"))
+            await hits_more(op, "bucket")
+            server.kill()
+            await tiers(op, lambda now: backend(now, "bucket").breaker != "closed", "the backend fails")
+            await load.go_on()
+            server.start()
+            await tiers(op, lambda now: backend(now, "bucket").breaker == "closed", "the server is back")
+            await hits_more(op, "bucket")
+            await op.do(StoreClear(backend="bucket"))
+            await op.do(StoreResume(backend="disk"))
+            await op.do(StoreRemove(backend="bucket"))
+            now = await tiers(op, lambda now: len(now.backends) == 1, "one backend is left")
+            assert disk(now).state == "open" and not disk(now).corrupt_total
+    finally:
+        server.kill()
 
 
 async def test_two_engines_over_the_same_files(

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rclone_server
 from engines import wait_until
 from ppengine.store.backend import Backend, BackendError
 from ppengine.store.backend_kinds import make_backend
+from rclone_server import RcloneServer, rclone_binary
 from s3_server import s3_server
 from store_contract import SIZE, Contract, page_view, read
 from valkey_server import WHY_SKIPPED, Server, server_binary
@@ -30,28 +32,25 @@ def valkey(server: Server) -> Contract:
     return Contract(lambda: make_backend("valkey"), server.url)
 
 
-@pytest.fixture(scope="module", params=["calls of s3_server.py", "moto"])
-def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param != "moto":
+@pytest.fixture(scope="module", params=["calls of s3_server.py", "rclone"])
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serve S3 by a real server, and by one whose listings have pages of few keys."""
+    if request.param != "rclone":
         with s3_server() as address:
             yield address
         return
-    moto = pytest.importorskip("moto.server", reason="needs the package moto[server]")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    binary = rclone_binary()
+    if binary is None:
+        pytest.skip(rclone_server.WHY_SKIPPED)
+    server = RcloneServer(binary, tmp_path_factory.mktemp("s3"))
+    yield server.endpoint
+    server.kill()
 
 
 @pytest.fixture
 def s3(endpoint: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Contract:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    if "moto" in request.node.name:
-        import boto3
-
-        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="bucket")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", rclone_server.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", rclone_server.SECRET)
     url = f"s3://bucket/{request.node.originalname}?endpoint={endpoint}"
     return Contract(lambda: make_backend("s3"), url)
 
@@ -175,6 +174,16 @@ def test_s3_objects_outlive_the_process(s3: Contract) -> None:
     again.write("0.0/ab/8", page_view(data))
     assert again.usage().used_bytes == 8 * SIZE and sum(again.find(keys)) == 7
     again.close()
+
+
+def test_a_wrong_secret_is_refused(
+    s3: Contract, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "rclone" not in request.node.name:
+        pytest.skip("s3_server.py checks no signature")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    with pytest.raises(Exception, match="SignatureDoesNotMatch"):
+        s3.open()
 
 
 @pytest.mark.parametrize("url", ["http://bucket", "s3:///prefix", "s3://b?endpiont=x"])
