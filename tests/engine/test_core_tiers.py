@@ -8,6 +8,7 @@ from core_world import CoreWorld
 from ppengine.common.config import Profile
 from ppengine.common.profile_sections import MemoryConfig, ModelConfig, SchedulerConfig
 from ppengine.common.tier_config import TierConfig
+from ppengine.core.scheduler.retirement import Retirement
 from ppengine.protocol.control import Inspect, Inspected
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.metrics import MetricsQuery
@@ -53,6 +54,21 @@ def test_a_report_has_the_figures_of_the_host_cache() -> None:
     assert detail(world, "again").sources == request.sources
     world.run()
     assert detail(world, "again").sources == PromptSources(host=32, computed=1), "after its end, too"
+
+
+def test_metrics_count_the_copies_of_the_host_cache_with_those_of_swaps() -> None:
+    world = again()
+    world.now += 0.5
+    answer, block_bytes = world.engine.metrics.answer(MetricsQuery(nonce=1)), world.memory.capacity.block_bytes
+    for copies in (answer.swap_out, answer.swap_in):
+        assert copies is not None
+        assert copies.bytes == 4 * block_bytes and copies.requests >= 1 and copies.seconds >= 0
+    record = Retirement(9, copied_in=3)
+    world.engine.metrics.copied(record, world.now - 0.25)
+    later = world.engine.metrics.answer(MetricsQuery(nonce=2))
+    assert later.swap_out == answer.swap_out and later.swap_in is not None and answer.swap_in is not None
+    assert later.swap_in.bytes == 7 * block_bytes and later.swap_in.requests == answer.swap_in.requests + 1
+    assert later.swap_in.seconds == pytest.approx(answer.swap_in.seconds + 0.25)
 
 
 def test_without_a_host_cache_a_report_has_no_tiers() -> None:

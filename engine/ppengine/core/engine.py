@@ -376,5 +376,7 @@ class Engine:
                 self.checks.shadow.retired(step.number, [request for request, *_ in retirement.tokens])
             self.requests.retired(serving, retirement)
             self.tiers.retired(retirement, step.sent, step.tokens)
+            if retirement.copied_out or retirement.copied_in:
+                self.metrics.copied(retirement, step.sent)
         if (change := self.tracker.take_change()) is not None:
             serving.memory.mapped(change)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ppengine.core.health import Health
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.scheduler.results import SwapCopies
+from ppengine.core.scheduler.retirement import Retirement
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.protocol.clients import HttpReport
@@ -32,6 +33,9 @@ class MetricsDesk:
     _rings: list[RingFigures] = field(init=False, default_factory=list)
     _rings_at: float = field(init=False, default=0.0)
     _tiers: TiersInfo | None = field(init=False, default=None)
+    _cache_out: SwapCopies = field(init=False, default_factory=SwapCopies)
+    """Copies to the host cache."""
+    _cache_in: SwapCopies = field(init=False, default_factory=SwapCopies)
 
     def take(self, report: HttpReport) -> None:
         """Keep the counts of an HTTP process for the next answer."""
@@ -44,6 +48,13 @@ class MetricsDesk:
     def take_tiers(self, tiers: TiersInfo | None) -> None:
         """Keep the tiers of the core's newest report for the next answers."""
         self._tiers = tiers
+
+    def copied(self, retirement: Retirement, sent: float) -> None:
+        """Count the blocks that a step, sent at `sent`, copied to the host cache and from there."""
+        seconds = self._clock() - sent
+        for copies, blocks in ((self._cache_out, retirement.copied_out), (self._cache_in, retirement.copied_in)):
+            if blocks:
+                copies.add(blocks, seconds)
 
     def answer(self, question: MetricsQuery) -> CoreMetrics:
         """Return the metrics of this moment."""
@@ -75,8 +86,8 @@ class MetricsDesk:
                 answer.host_hit_tokens = copies.totals.host
                 answer.backend_hit_tokens = copies.totals.backends.total()
             block_bytes = memory.capacity.block_bytes
-            answer.swap_out = _swaps(scheduler.fences.copies_out, block_bytes)
-            answer.swap_in = _swaps(scheduler.fences.copies_in, block_bytes)
+            answer.swap_out = _copies(block_bytes, scheduler.fences.copies_out, self._cache_out)
+            answer.swap_in = _copies(block_bytes, scheduler.fences.copies_in, self._cache_in)
             constrained = scheduler.queues.constrained
             answer.constrained = len(constrained)
             answer.constrained_waiting = sum(1 for request in constrained if request.mask is None)
@@ -90,5 +101,7 @@ class MetricsDesk:
         )  # fmt: skip
 
 
-def _swaps(copies: SwapCopies, block_bytes: int) -> SwapFigures:
-    return SwapFigures(copies.requests, copies.blocks * block_bytes, copies.seconds)
+def _copies(block_bytes: int, *sorts: SwapCopies) -> SwapFigures:
+    blocks = sum(copies.blocks for copies in sorts)
+    seconds = sum(copies.seconds for copies in sorts)
+    return SwapFigures(sum(copies.requests for copies in sorts), blocks * block_bytes, seconds)

@@ -138,7 +138,7 @@ def _vllm(labels: Labels, config: EngineConfig, metrics: CoreMetrics) -> Iterato
 
 
 def _offload(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
-    """Yield swaps by the names of vLLM's offloading; nothing until the stages serve."""
+    """Yield swaps and copies of the host cache by the names of vLLM's offloading, once the stages serve."""
     swaps = {"store": ("to the host", metrics.swap_out), "load": ("to the device", metrics.swap_in)}
     for verb, (where, copies) in swaps.items():
         if copies is None:
@@ -147,7 +147,7 @@ def _offload(labels: Labels, metrics: CoreMetrics) -> Iterator[str]:
         yield from _metric(f"{head}_bytes_total", "counter", f"Bytes of KV copied {where}.", [(labels, copies.bytes)])
         yield from _metric(f"{head}_time_total", "counter", f"Seconds of copies {where}.", [(labels, copies.seconds)])
         size = f"{head}_size"
-        yield f"# HELP {size} Bytes of KV of a request copied {where}."
+        yield f"# HELP {size} Bytes of KV of a request, or of a step with the host cache, copied {where}."
         yield f"# TYPE {size} summary"
         yield f"{size}_sum{_labels(labels)} {float(copies.bytes)!r}"
         yield f"{size}_count{_labels(labels)} {float(copies.requests)!r}"

@@ -55,9 +55,10 @@ class StageFigures(msgspec.Struct, tag="stage-figures", kw_only=True):
 
 
 class SwapFigures(msgspec.Struct, array_like=True):
-    """Copies of requests' blocks between device and host in one direction, since the start of the core."""
+    """Copies of blocks between device and host in one direction, since the start of the core."""
 
     requests: int
+    """Requests that were swapped, and steps that copied blocks of the host cache."""
     bytes: int
     """In all stages."""
     seconds: float

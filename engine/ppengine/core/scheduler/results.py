@@ -75,7 +75,7 @@ class Fence:
 
 @dataclass(slots=True)
 class SwapCopies:
-    """Copies of requests' blocks in one direction, since boot."""
+    """Copies of blocks in one direction, since boot."""
 
     requests: int = 0
     blocks: int = 0
@@ -83,7 +83,7 @@ class SwapCopies:
     """From the step that copies to its end, added up."""
 
     def add(self, blocks: int, seconds: float) -> None:
-        """Count the copies of one request."""
+        """Count the copies of one request, or those of one step to or from the host cache."""
         self.requests += 1
         self.blocks += blocks
         self.seconds += seconds

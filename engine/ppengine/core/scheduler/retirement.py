@@ -27,6 +27,10 @@ class Retirement:
     finished: list[Request] = field(default_factory=list)
     prompt_tokens: int = 0
     """Tokens that this step computed without a sample, or to catch up."""
+    copied_out: int = 0
+    """Blocks that it copied to the host cache."""
+    copied_in: int = 0
+    """Blocks that it loaded from there."""
 
 
 @dataclass(eq=False)

@@ -122,7 +122,9 @@ class Scheduler:
         record = self.steps.retire(number, sampled)
         self.fences.retired_step = number
         self.blocks.unpin(record)
-        result = Retirement(number, prompt_tokens=record.prefill_tokens)
+        result = Retirement(
+            number, prompt_tokens=record.prefill_tokens, copied_out=len(record.entering), copied_in=len(record.filling)
+        )
         self.retirement.take_rows(record, sampled, result)
         self.retirement.take_copies(record)
         result.finished += self.fences.take_ended()
