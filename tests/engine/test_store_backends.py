@@ -361,7 +361,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Contract:
 
 
 def test_the_example_of_the_documentation_keeps_the_rules(example: Contract) -> None:
-    assert len((Path(example.url).parent / "my_package.py").read_text().splitlines()) < 70
+    assert len((Path(example.url).parent / "my_package.py").read_text().splitlines()) <= 60
     example.check_objects()
     Path(example.url).unlink()
     for check in (example.check_clear, example.check_quota, example.check_reopen, example.check_shares):
