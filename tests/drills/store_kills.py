@@ -3,8 +3,9 @@
     python tests/drills/store_kills.py [--kills 100] [--seed 0]
 
 Prompts are more than device and host hold, so nearly all of them are fetched from files. A store is killed with
-SIGKILL at a random moment of that, the stores of both stages in turn. An engine gets four kills of each: after more the
-supervisor waits for half a minute, as it does with any process that keeps ending.
+SIGKILL at a random moment of that, the stores of both stages in turn. Kills go on until as many as wanted have broken
+a fetch off. An engine gets four kills of each store: after more the supervisor waits for half a minute, as it does with
+any process that keeps ending.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from serving import Served  # noqa: E402
 
 from profiles import small  # noqa: E402
 
-STEPS, CHUNK, PROMPTS, AT_ONCE, KILLS_EACH = 8, 256, 16, 4, 4
+STEPS, CHUNK, PROMPTS, AT_ONCE, KILLS_EACH = 8, 256, 16, 8, 4
+MOST = 20
+"""Kills for each one that is wanted, at most."""
 STEP_S = 0.01
 LATEST_S = 0.02
 """Latest moment of a kill after the prompts were submitted."""
@@ -48,6 +51,8 @@ class Run:
         self._prompts = reference.prompts(PROMPTS, 100, low=2 * CHUNK + 20, high=2 * CHUNK + 60, seed=seed)
         self._expected = [reference.greedy(self._folder, prompt, STEPS) for prompt in self._prompts]
         self.requests = self.wrong = self.lost = self.kills = self.broken = self.unnamed = 0
+        self.breaking = [0, 0]
+        """Kills of each store that have broken a fetch off."""
         self.hits = self.prompt_tokens = 0
         self.named_s: list[float] = []
 
@@ -62,15 +67,19 @@ class Run:
         scheduler = {"max_num_batched_tokens": 64}
         return small(self._folder, memory=memory, model={"max_model_len": 1024}, tiers=tiers, scheduler=scheduler)
 
-    async def engine(self, engine: Served, kills: int) -> None:
-        """Write all chunks, then kill stores."""
+    async def engine(self, engine: Served, wanted: int) -> None:
+        """Write all chunks, then kill stores, until `wanted` kills have broken a fetch off."""
         async with engine.operator() as op:
             await op.until(lambda now: now.tiers is not None and now.tiers.ready, "stores are there")
             for first in range(0, PROMPTS, AT_ONCE):
                 await self._ask(op, range(first, first + AT_ONCE))
                 await op.until(lambda now: not any(one.jobs for one in now.tiers.stores), "the chunks are written")
-            for number in range(kills):
+            for number in range(2 * KILLS_EACH):
+                before = (await op.now()).tiers.failed_fetches_total
                 await self._kill(engine, op, f"store{number % 2}")
+                self.breaking[number % 2] += (await op.now()).tiers.failed_fetches_total > before
+                if sum(self.breaking) >= wanted:
+                    break
             tiers = (await op.now()).tiers
             self.broken += tiers.failed_fetches_total
             self.hits += tiers.backends[0].hit_tokens_total
@@ -104,26 +113,28 @@ class Run:
 
 
 def main() -> int:
-    """Run and print a table. Exit code 1: a wrong token, a lost request, or a kill without its event."""
+    """Run and print a table. Exit code 1: a wrong token, a lost request, a kill without its event, or too few kills."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=100, help="kills that break a fetch off")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pp-kills-") as name:
         run = Run(Path(name), options.seed)
-        while run.kills < options.kills:
+        while sum(run.breaking) < options.kills and run.kills < MOST * options.kills:
             with Served(run.profile(), step_s=STEP_S) as engine:
-                asyncio.run(run.engine(engine, min(2 * KILLS_EACH, options.kills - run.kills)))
-            print(f"{run.kills} kills", flush=True)
+                asyncio.run(run.engine(engine, options.kills))
+            print(f"{run.kills} kills, {sum(run.breaking)} of them have broken a fetch off", flush=True)
     named = sorted(run.named_s)
     rows = {
-        "kills of a store": run.kills, "requests": run.requests, "with wrong tokens": run.wrong, "lost": run.lost,
+        "kills of a store": run.kills,
+        "that broke a fetch off, of stage 0 and stage 1": f"{run.breaking[0]}, {run.breaking[1]}",
+        "requests": run.requests, "with wrong tokens": run.wrong, "lost": run.lost,
         "prompt tokens": run.prompt_tokens, "of them from files": run.hits, "fetches broken off": run.broken,
         "named by an event after, median": f"{named[len(named) // 2] * 1e3:.0f} ms" if named else "-",
         "at most": f"{named[-1] * 1e3:.0f} ms" if named else "-", "not named": run.unnamed,
     }  # fmt: skip
     print("\n".join(f"| {key} | {value} |" for key, value in rows.items()))
-    return 1 if run.wrong or run.lost or run.unnamed else 0
+    return 1 if run.wrong or run.lost or run.unnamed or sum(run.breaking) < options.kills else 0
 
 
 if __name__ == "__main__":
