@@ -200,8 +200,8 @@ def still_on_device(name: str, each: Round) -> list[str]:
 
 
 def by_source(name: str, rounds: list[Round]) -> Iterator[str]:
-    """Yield the TTFT of a side's prompts for each source that gave most of them."""
-    pairs = [pair for each in rounds for pair in zip(each.sources, each.first, strict=True)]
+    """Yield the TTFT of a side's prompts for each source that gave most of them; `prefix` alone has sources."""
+    pairs = [pair for each in rounds if each.sources for pair in zip(each.sources, each.first, strict=True)]
     for source in sorted({one.main for one, _ in pairs}):
         times = [1e3 * seconds for one, seconds in pairs if one.main == source]
         yield f"{name}: TTFT p50 {statistics.median(times):7.1f} ms of {len(times)} prompts, most of them {source}"

@@ -36,3 +36,7 @@ def test_times_are_listed_by_source() -> None:
         "on: TTFT p50   200.0 ms of 2 prompts, most of them backends",
         "on: TTFT p50   200.0 ms of 1 prompts, most of them computed",
     ]
+
+
+def test_a_workload_without_sources_lists_none() -> None:
+    assert list(by_source("on", [Round(1.0, 8, {}, [0.1, 0.2])])) == []
