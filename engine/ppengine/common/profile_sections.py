@@ -91,7 +91,11 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Batching. `schedule_ahead`: give a request its next decode step before the last one has retired."""
+    """Batching.
+
+    `max_num_batched_tokens`: of a step. With several stages, steps are smaller if few prompt tokens are left.
+    `schedule_ahead`: give a request its next decode step before the last one has retired.
+    """
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=65_536)] = 256
     max_num_batched_tokens: Annotated[int, Meta(ge=1, le=32_768)] = 2048

@@ -8,6 +8,7 @@ from ppengine.common.profile_sections import SchedulerConfig
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.masks import Masks
+from ppengine.core.scheduler.pipeline_chunks import PromptSupply
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import Fence
@@ -27,8 +28,11 @@ class Batcher:
     _queues: RequestQueues
     _fences: Fences
     _masks: Masks
+    _supply: PromptSupply = field(init=False)
     _forkable: list[Request] = field(init=False, default_factory=list)
     _rows: list[Row] = field(init=False, default_factory=list)
+    _most: int = field(init=False, default=0)
+    """Tokens that the step may have, and those of them that are left."""
     _budget: int = field(init=False, default=0)
     head: tuple[Request, Why] | None = field(init=False, default=None)
     """First request in line that the last step could not start, and the reason."""
@@ -39,6 +43,9 @@ class Batcher:
     cordon: str = field(init=False, default="")
     """Reason why requests that never ran do not start; empty: they do."""
 
+    def __post_init__(self) -> None:
+        self._supply = PromptSupply(self._stages, self._config.max_num_batched_tokens)
+
     def fill(self) -> list[Row]:
         """Return the rows of the next step; empty if no request can get a token."""
         for leader in self._forkable:
@@ -48,9 +55,12 @@ class Batcher:
         if self.starved:
             self.starved.clear()
         rows: list[Row] = []
-        self._rows, self._budget = rows, self._config.max_num_batched_tokens
+        self._rows = rows
+        self._most = self._budget = self._config.max_num_batched_tokens
         if self._queues.ready:
             self._decode(max(self._steps.draft.number - self._stages, self._fences.retired_step))
+        if self._stages > 1 and self._config.chunked_prefill:
+            self._limit_prompts()
         for request in list(self._queues.prefilling):
             if self._budget <= 0:
                 break
@@ -62,6 +72,7 @@ class Batcher:
             self._start_swapped()
             self._start_waiting()
         if not rows and self._queues.ready and not self.starved:
+            self._budget = self._config.max_num_batched_tokens
             self._decode(self._steps.draft.number)
         return rows
 
@@ -177,6 +188,14 @@ class Batcher:
 
     # --- prefills -------------------------------------------------------------------------------------------
 
+    def _limit_prompts(self) -> None:
+        """Leave the rest of long prompts to later steps, so that all stages get work soon."""
+        queues, config = self._queues, self._config
+        may_start = 0 if self.closed else config.max_num_seqs - len(queues.running)
+        decodes = self._most - self._budget
+        self._most = min(self._most, decodes + self._supply.limit(queues.prefilling, queues.waiting, may_start))
+        self._budget = self._most - decodes
+
     def _prefill(self, request: Request) -> None:
         """Give a request the known tokens that fit the budget; none if it must not be chunked."""
         start, known = request.num_computed, request.num_tokens
@@ -259,6 +278,7 @@ class Batcher:
                 return
             queues.put_running(request)
             self._steps.register(request)
+            self._supply.started(request.num_tokens, fit.computed)
             self._blocks.allocate(request, fit)
             now = self._fences.now()
             if request.admitted_time is None:
@@ -271,7 +291,7 @@ class Batcher:
             self._prefill(request)
 
     def _lacks_tokens(self, need: int) -> Why:
-        text = f"the step's {self._config.max_num_batched_tokens} tokens are given"
+        text = f"the step's {self._most} tokens are given"
         if self._budget > 0:
             text = f"need {need} tokens in one step, have {self._budget}"
         return Why(code="token_budget", need=need, have=max(self._budget, 0), text=text)
