@@ -50,8 +50,8 @@ def _store(
     TILE: tl.constexpr,
     CHAIN: tl.constexpr,
 ):
-    let_follow(CHAIN)
     follow(CHAIN)
+    let_follow(CHAIN)  # earlier, attention would fill multiprocessors unevenly: the product before runs
     token, half = tl.program_id(0).to(tl.int64), tl.program_id(1)  # half 0: keys, 1: values
     slot = tl.load(slots + token).to(tl.int64)
     if (slot < 0) | (slot >= capacity):
