@@ -393,7 +393,9 @@ BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     ({"prompt": "x", "n": 0}, 400, "n", "1 to 64"),
     ({"prompt": "x", "best_of": 5}, 400, "best_of", "it must be n (1)"),
     ({"prompt": "x", "logit_bias": {"7": 1000}}, 400, "logit_bias", "-100 to 100"),
-    ({"prompt": "x", "allowed_token_ids": [10**9]}, 400, "prompt", "not in the vocabulary"),
+    ({"prompt": "x", "allowed_token_ids": [10**9]}, 400, "allowed_token_ids", "not in the vocabulary"),
+    ({"prompt": "x", "stop_token_ids": [10**9]}, 400, "stop_token_ids", "not in the vocabulary"),
+    ({"prompt": "x", "logit_bias": {"1000000000": 1}}, 400, "logit_bias", "not in the vocabulary"),
     ({"prompt": "x", "suffix": "end"}, 400, "suffix", "does not have it"),
     ({"prompt": "x", "model": "gpt-4"}, 404, "model", "it is tiny"),
     ({"prompt": [], "max_tokens": 1}, 400, "prompt", "empty list"),
@@ -428,7 +430,8 @@ def test_values_that_change_nothing_are_taken(engine: Served) -> None:
 
 def test_a_long_body_and_an_unknown_path_get_an_answer(engine: Served) -> None:
     assert call(engine, "GET", "/v1/nothing")[0] == 404
-    assert call(engine, "GET", "/v1/completions")[0] == 405
+    status, _, headers = call(engine, "GET", "/v1/completions")
+    assert status == 405 and headers["allow"] == "POST"
     status, answer, _ = call(engine, "POST", "/v1/completions", b" " * (17 * 2**20))
     assert status == 413 and "16777216" in answer["error"]["message"]
 

@@ -85,9 +85,9 @@ def test_the_ends_of_the_ranges_are_taken() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias token id {VOCAB} is not in the vocabulary"),
-        ({"allowed_token_ids": [1, VOCAB]}, f"allowed token id {VOCAB} is not in the vocabulary"),
-        ({"bad_words_ids": [[1], [2, VOCAB]]}, f"bad word token id {VOCAB} is not in the vocabulary"),
+        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: token id {VOCAB} is not in the vocabulary"),
+        ({"allowed_token_ids": [1, VOCAB]}, f"allowed_token_ids: token id {VOCAB} is not in the vocabulary"),
+        ({"bad_words_ids": [[1], [2, VOCAB]]}, f"bad_words_ids: token id {VOCAB} is not in the vocabulary"),
         ({"bad_words": ["A"]}, "bad_words need a tokenizer; this engine was started without one: use bad_words_ids"),
     ],
 )

@@ -79,10 +79,10 @@ class Submissions:
             raise ValueError("structured_outputs need a tokenizer; this engine was started without one")
         if self._tokenizer is None and sampling.bad_words:
             raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
-        self._check_vocabulary("stop token id", sampling.stop_token_ids)
-        self._check_vocabulary("logit_bias token id", list(sampling.logit_bias or {}))
-        self._check_vocabulary("allowed token id", sampling.allowed_token_ids or [])
-        self._check_vocabulary("bad word token id", [token for ids in sampling.bad_words_ids for token in ids])
+        self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
+        self._check_vocabulary("logit_bias", list(sampling.logit_bias or {}))
+        self._check_vocabulary("allowed_token_ids", sampling.allowed_token_ids or [])
+        self._check_vocabulary("bad_words_ids", [token for ids in sampling.bad_words_ids for token in ids])
         if self._tokenizer is None or not sampling.bad_words:
             return sampling
         sequences = [ids for word in sampling.bad_words for ids in self._tokenizer.encode_bad_word(word)]
@@ -154,10 +154,10 @@ class Submissions:
             )  # fmt: skip
         return self._tokenizer
 
-    def _check_vocabulary(self, what: str, ids: list[int]) -> None:
+    def _check_vocabulary(self, field: str, ids: list[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
-            raise ValueError(f"{what} {wrong} is not in the vocabulary (0 to {self._vocab_size - 1})")
+            raise ValueError(f"{field}: token id {wrong} is not in the vocabulary (0 to {self._vocab_size - 1})")
 
     def _name(self, wanted: str | None) -> str:
         if not wanted:

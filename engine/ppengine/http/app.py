@@ -233,7 +233,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:80]}: {error.detail}"
     kind: Kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    return error_response(ApiError(error.status_code, kind, text), _error_form(request.url.path))
+    response = error_response(ApiError(error.status_code, kind, text), _error_form(request.url.path))
+    response.headers.update(error.headers or {})  # the methods of a path
+    return response
 
 
 async def _failed(request: Request, error: Exception) -> Response:

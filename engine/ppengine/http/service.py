@@ -297,9 +297,11 @@ def _refusal(answer: Added, request: CompletionRequest | ChatRequest, prompts: i
     if answer.lost or answer.later:
         return unavailable(answer.error, 5)
     text = answer.error.removeprefix("prompt 0: ") if prompts == 1 else answer.error
-    if text.startswith("structured_outputs: "):
-        name = request.constraint_field or "structured_outputs"
-        return invalid(f"{name}: {text.removeprefix('structured_outputs: ')}", name)
+    field, _, words = text.partition(": ")
+    if field == "structured_outputs" and request.constraint_field:
+        return invalid(f"{request.constraint_field}: {words}", request.constraint_field)
+    if field in request.__struct_fields__:
+        return invalid(text, field)
     return _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
 
 
