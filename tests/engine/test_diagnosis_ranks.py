@@ -188,8 +188,9 @@ def test_two_ranks_may_be_two_faults() -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_ranks_that_launched_different_things_are_one_verdict_with_both_call_sites(both: bool) -> None:
-    here = DIFFER.format(mine=0, other=1, at="attention", there="MLP")
+@pytest.mark.parametrize("launched", [True, False])
+def test_ranks_that_launched_different_things_are_one_verdict_with_both_call_sites(both: bool, launched: bool) -> None:
+    here = DIFFER.format(mine=0, other=1, at="attention", there="MLP") + ", found behind the launch" * launched
     there = DIFFER.format(mine=1, other=0, at="MLP", there="attention")
     stages = changed(held_at((1, 0), 0.5), (1, 0), lost=here, lost_for_s=0.2)
     peer = there if both else "lost stage 1 rank 0: it closed the connection"
@@ -203,6 +204,10 @@ def test_ranks_that_launched_different_things_are_one_verdict_with_both_call_sit
         "rank 0 launched all-reduce 12 (attention of layer 3, m8, float32[4, 64] 1024 B)",
         "rank 1 launched all-reduce 12 (MLP of layer 3, m8, float32[4, 64] 1024 B)",
     ]
+    assert ("no sum was wrong" in first.evidence[2], "none of its tokens" in first.evidence[2]) == (
+        not launched,
+        launched,
+    )
     assert "restart-stage 1" in first.suggest
     assert [verdict for verdict in verdicts if verdict.stage == 1] == [first], "for each of its ranks"
 

@@ -15,7 +15,8 @@ from ppengine.common.ring import Kind, RingReader
 from ppengine.stage.backends.cpu.host_group import BUFFER_BYTES, HostGroup
 from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.meeting import meet
-from ppengine.stage.rank_group import RanksDifferError, pairs
+from ppengine.stage.rank_calls import RanksDifferError
+from ppengine.stage.rank_group import pairs
 from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 from stage_helpers import make_ring, until
 from torch import Tensor

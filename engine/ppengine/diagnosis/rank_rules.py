@@ -16,8 +16,9 @@ from ppengine.protocol.snapshot import Verdict
 
 _DIFFER = re.compile(
     r"stage \d+ rank (\d+) launched ([\w-]+) (\d+) \((.+)\), rank (\d+) launched ([\w-]+) \d+ \((.+)\): it is the first"
+    r" difference(, found behind the launch)?"
 )
-"""The last words of both ranks, see `stage.rank_group.RanksDifferError`."""
+"""The last words of both ranks, see `stage.rank_calls.differ`."""
 
 
 def differing(case: Case) -> list[Verdict]:
@@ -37,6 +38,9 @@ def _differs(stage: StageEvidence, match: re.Match[str]) -> Verdict:
     sides = sorted([(int(match[1]), match[2], match[4]), (int(match[5]), match[6], match[7])])
     names, sites = {name for _, name, _ in sides}, {where.partition(",")[0] for *_, where in sides}
     at = [_at(side, kind=len(names) > 1, size=len(names) == len(sites) == 1) for side in sides]
+    compared = "before they acknowledge a step, so none of its tokens was sent"
+    if match[8] is None:
+        compared = "before they add, so no sum was wrong"
     return Verdict(
         stage=stage.stage,
         cause="mismatch",
@@ -44,7 +48,7 @@ def _differs(stage: StageEvidence, match: re.Match[str]) -> Verdict:
         since_s=max(stage.lost_for_s or 0.0, stage.dead_for_s or 0.0),
         evidence=[
             *(f"rank {rank} launched {name} {number} ({where})" for rank, name, where in sides),
-            "it is the first difference: the ranks compare every call before they add, so no sum was wrong",
+            f"it is the first difference: the ranks compare every call {compared}",
         ],
         suggest=f"ppconsole logs --stage {stage.stage}; ppconsole restart-stage {stage.stage} restarts all its ranks",
     )

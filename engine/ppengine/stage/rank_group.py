@@ -20,10 +20,6 @@ MeetAll = Callable[[], dict[int, Wire]]
 """Returns a wire to each other rank, by rank, once all are there. Raises SupersededError, PeerLostError."""
 
 
-class RanksDifferError(Exception):
-    """Ranks of one stage launched different collectives; one line with both call sites."""
-
-
 class RankGroup(ABC):
     """`rank` of `size`, a `ppengine.models.group.Group`. A call that waits raises PeerLostError, SupersededError."""
 
@@ -59,6 +55,9 @@ class RankGroup(ABC):
     @abstractmethod
     def check_peer(self) -> None:
         """Raise PeerLostError if a device may be waiting for a rank that is gone."""
+
+    def compare(self) -> None:  # noqa: B027 (ranks on CPUs compare in each call)
+        """Raise RanksDifferError if the ranks have launched different calls."""
 
     @abstractmethod
     def releases(self) -> list[Callable[[], None]]:

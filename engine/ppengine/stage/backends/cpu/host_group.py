@@ -16,16 +16,15 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common import mapped_file
-from ppengine.common.groups import site_text
-from ppengine.common.ring import DTYPES, Gauge, Kind, shape_code, shape_text
-from ppengine.stage.rank_group import MeetAll, RankGroup, RanksDifferError, rounds
+from ppengine.common.ring import DTYPES, Gauge, Kind
+from ppengine.stage.rank_calls import Call, code_of, differ
+from ppengine.stage.rank_group import MeetAll, RankGroup, rounds
 from ppengine.stage.recorder import Recorder
 from ppengine.stage.wire import Wire
 
@@ -33,24 +32,6 @@ BUFFER_BYTES = 2**20
 """Bytes of one call in one go; a longer one takes several rounds."""
 _HEADER = struct.Struct("<QIIQII")
 """Number of the round, kind, call site, step, bytes, shape code."""
-_CODES = {getattr(torch, name): shape_code(name, 0) for name in DTYPES}
-_NAMES = {Kind.ALL_REDUCE: "all-reduce", Kind.ALL_GATHER: "all-gather"}
-
-
-class _Call(NamedTuple):
-    """One round of one collective, as its header has it."""
-
-    number: int
-    kind: int
-    site: int
-    step: int
-    size: int
-    code: int
-
-    def __str__(self) -> str:
-        """Return the call in words: `all-reduce 12 (attention of layer 3, m8, float64[4, 64] 2048 B)`."""
-        name = _NAMES.get(Kind(self.kind), "call") if self.kind in _NAMES else "call"
-        return f"{name} {self.number} ({site_text(self.site)}, m{self.step}, {shape_text(self.size, self.code)})"
 
 
 def group_path(folder: Path, stage: int, rank: int) -> Path:
@@ -124,8 +105,7 @@ class HostGroup(RankGroup):
         self._number += 1
         buffers = self._buffers[self._number & 1]
         buffers[self.rank][: piece.nbytes] = piece.view(torch.uint8)
-        code = _CODES.get(piece.dtype, 0) + width
-        call = _Call(self._number, kind, site, self.step, piece.nbytes, code)
+        call = Call(self._number, kind, site, self.step, piece.nbytes, code_of(piece, width))
         header = memoryview(_HEADER.pack(*call))
         for wire in self._wires.values():
             wire.send([header])
@@ -134,7 +114,7 @@ class HostGroup(RankGroup):
         counts = [len(piece)] * len(buffers) if sizes is None else sizes
         return [each[: count * piece.itemsize].view(piece.dtype) for each, count in zip(buffers, counts, strict=True)]
 
-    def _receive(self, wire: Wire, peer: int, call: _Call) -> _Call:
+    def _receive(self, wire: Wire, peer: int, call: Call) -> Call:
         """Return the header of another rank; a wait for it is recorded."""
         header = memoryview(bytearray(_HEADER.size))
         if wire.readable:
@@ -148,16 +128,13 @@ class HostGroup(RankGroup):
                 self._ring.end(seq)
                 self._waited_ns += monotonic_ns() - begun_ns
                 self._ring.gauge(Gauge.COLLECTIVE_WAIT_NS, self._waited_ns)
-        return _Call._make(_HEADER.unpack(header))
+        return Call._make(_HEADER.unpack(header))
 
-    def _compare(self, theirs: _Call, mine: _Call, peer: int, elements: int | None) -> None:
+    def _compare(self, theirs: Call, mine: Call, peer: int, elements: int | None) -> None:
         size = mine.size if elements is None else elements * _item_bytes(mine.code)
         code = mine.code if elements is None else theirs.code
         if theirs != mine._replace(size=size, code=code):
-            raise RanksDifferError(
-                f"stage {self._stage} rank {self.rank} launched {mine}, rank {peer} launched {theirs}: it is the first "
-                "difference"
-            )
+            raise differ(self._stage, self.rank, mine, peer, theirs, launched=False)
 
     @override
     def check_peer(self) -> None:

@@ -3,7 +3,7 @@
 A call is one launch on the stream in use (`ppkernels.gpu.collectives`), also in a graph: addresses of the
 other ranks are in a table on the device, which each generation fills again. So a graph that was
 captured before the ranks met is right in every generation. Sums of large steps go by copies instead
-(`copied_sums`).
+(`copied_sums`). Each rank notes its calls, and compares them with those of the others (`call_log`).
 
 Numbers of calls begin at the generation's share of 64 bits. A flag that a rank of an older generation
 raises late is below all numbers of this one.
@@ -30,8 +30,11 @@ from typing_extensions import override
 
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.device_page import DevicePage
+from ppengine.common.groups import HEAD, site
+from ppengine.common.ring import Kind
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
+from ppengine.stage.backends.cuda.call_log import CallLog
 from ppengine.stage.backends.cuda.copied_sums import CopiedSums
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
@@ -42,6 +45,7 @@ from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
+from ppengine.stage.rank_calls import BELOW, BEST, PIECE, code_of
 from ppengine.stage.rank_group import MeetAll, RankGroup
 from ppengine.stage.wire import PeerLostError, Wire
 
@@ -87,6 +91,7 @@ class CardGroup(RankGroup):
         """The last arguments of each launch."""
         marks = CallMarks(self._memory.address, self._counters.data_ptr(), place.rank, size, self._part_bytes)
         self._late = None if page is None else LateRanks(driver, page, marks, lanes.sent)
+        self.calls = CallLog(folder, place.stage, place.rank)
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._wires: dict[int, Wire] = {}
         self._opened: list[OpenedMemory] = []
@@ -100,6 +105,7 @@ class CardGroup(RankGroup):
     @override
     def join(self, generation: int, meet_all: MeetAll) -> None:
         """Meet the other ranks and open their parts. Raises PeerLostError where a card does not reach another."""
+        self.calls.begin()
         self._wires = meet_all()
         # All ranks have left the generation before. What is in a word that no call has written since must be no data.
         begin, end = collectives.words_bytes(self.size, self._part_bytes)
@@ -109,6 +115,7 @@ class CardGroup(RankGroup):
             self._copies.begin()
             self._lanes.begin()
             offers = self._exchange()
+            self.calls.open(offers)
             self._flags = flags = EdgeFlags(self._page, create=True)
             word = self._driver.show(flags.address, PAGE) + Flag.FILLED
             addresses = {self.rank: self._memory.address}
@@ -149,8 +156,13 @@ class CardGroup(RankGroup):
         self._table[: len(words)].copy_(torch.tensor(words, dtype=torch.int64))
         torch.cuda.synchronize(self._driver.device)
 
+    def _note(self, kind: int, site: int, part: Tensor, width: int) -> None:
+        """Note a call with rows of `width` on all ranks."""
+        self.calls.note(self.step, kind, site, len(part) * width * part.itemsize, code_of(part, width))
+
     @override
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
+        self._note(Kind.ALL_REDUCE, site, part, part.shape[1])
         for piece in torch.split(part, self._most_rows(part)):
             collectives.all_reduce(piece, *self._place)
         return part
@@ -159,6 +171,7 @@ class CardGroup(RankGroup):
     def reduce_norm(self, part: Tensor, residual: Tensor, norm: Norm, site: int) -> Tensor:
         if part.nbytes > FUSED_BYTES or collectives.in_two_shots(part, self.size):
             return norm.of_sum(residual, self.all_reduce(part, site))
+        self._note(Kind.ALL_REDUCE, site, part, part.shape[1])
         output = torch.empty_like(part)
         parameters = collectives.NormOf(norm.weight, norm.bias, norm.eps, norm.centred)
         collectives.reduce_norm(part, residual, parameters, output, *self._place)
@@ -170,6 +183,7 @@ class CardGroup(RankGroup):
 
     @override
     def send(self, part: Tensor, site: int) -> Sum:
+        self._note(PIECE, site, part, part.shape[1])
         return self._copies.send(part)
 
     def _most_rows(self, part: Tensor) -> int:
@@ -177,6 +191,7 @@ class CardGroup(RankGroup):
 
     @override
     def all_gather(self, part: Tensor, widths: list[int], site: int) -> Tensor:
+        self._note(Kind.ALL_GATHER, site, part, sum(widths))
         whole = part.new_zeros(len(part), sum(widths))
         most = max(1, self._part_bytes // (max(widths) * part.itemsize))
         for first in range(0, len(part), most):
@@ -189,6 +204,7 @@ class CardGroup(RankGroup):
         newest: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the tokens [R] of greedy rows from all ranks' `logits` [R, w], which are not gathered."""
+        self._note(BEST, site(0, HEAD), logits, shard.vocab_size)
         return choose_greedy(logits, _columns(shard), parameters, slots, positions, newest, *self._place)
 
     def choose_below(
@@ -196,6 +212,7 @@ class CardGroup(RankGroup):
         newest: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the tokens [R] of rows that are greedy, or have a top-k of 1 to `most`, as `choose_greedy`."""
+        self._note(BELOW, site(0, HEAD), logits, shard.vocab_size)
         return choose_below(logits, _columns(shard), parameters, slots, positions, most, newest, *self._place)
 
     def _first_columns(self, widths: list[int]) -> Tensor:
@@ -207,8 +224,13 @@ class CardGroup(RankGroup):
 
     @override
     def check_peer(self) -> None:
+        self.calls.compare()
         for wire in self._wires.values():
             wire.check_open()
+
+    @override
+    def compare(self) -> None:
+        self.calls.compare()
 
     @override
     def releases(self) -> list[Callable[[], None]]:
@@ -219,6 +241,7 @@ class CardGroup(RankGroup):
     def close(self) -> None:
         if self._late is not None:
             self._late.active = False
+        self.calls.close()
         self._fill(0)
         self._lanes.close()
         for memory in self._opened:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ppengine.models import StageModel
 from ppengine.stage.backends.cuda.decode_graphs import Launched, captured, embed
+from ppengine.stage.backends.cuda.graph_calls import GraphCalls
 from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
@@ -95,6 +96,7 @@ class ChunkGraphs:
         self._next = Padded(0, 0), 0, 0
         """Shape, tokens and sampled rows of the step that was loaded."""
         self._graphs: dict[Padded, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._calls = GraphCalls(model.group)
 
     def capture(self, pool: Any, progress: Callable[[int], None]) -> None:
         """Capture all shapes, the largest first; `progress(done)` before each."""
@@ -103,7 +105,8 @@ class ChunkGraphs:
             with self.compute.use():
                 self._staging.on_device.zero_()
                 self._by_token[-1].fill_(-1)
-            self._graphs[shape] = captured(self.compute, pool, partial(self._forward, shape))
+            forward = self._calls.noted(shape, partial(self._forward, shape))
+            self._graphs[shape] = captured(self.compute, pool, forward)
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: not too many tokens and rows."""
@@ -138,6 +141,7 @@ class ChunkGraphs:
         """Launch the step that was loaded."""
         shape, count, sampled = self._next
         graph, output = self._graphs[shape]
+        self._calls.replayed(shape)
         with self.compute.use():
             graph.replay()
         _, _, _, slots, positions = self._by_row

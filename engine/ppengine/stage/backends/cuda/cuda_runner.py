@@ -142,6 +142,7 @@ class CudaRunner(Runner):
                     self._add_late_masks(step, work)
                 self._sampler.sample(step, requests, Launched(out, slots, positions), best, pending)
         pending.until(work)
+        pending.finally_do(self._group.compare)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
         if self._sender is not None:
             self._sender.checksum = self.buffers.sums.make(out) if self._checks.checksum else 0

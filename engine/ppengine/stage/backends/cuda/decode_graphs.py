@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ppengine.models import StageModel
 from ppengine.stage.backends.cuda.dlpack import tensor_over
+from ppengine.stage.backends.cuda.graph_calls import GraphCalls
 from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
@@ -124,6 +125,7 @@ class DecodeGraphs:
         self._next = Padding(0, False), 0
         """Graph and rows of the step that was loaded."""
         self._graphs: dict[Padding, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._calls = GraphCalls(model.group)
 
     @property
     def shapes(self) -> list[Padding]:
@@ -142,7 +144,8 @@ class DecodeGraphs:
             self._pad(array, 0, shape.rows)
             pad_words(None, 0, array[_COLUMNS * self._rows : self._tables_at], shape.rows)
             self._staging.send(len(self._staging.on_device))
-            self._graphs[shape] = captured(self.compute, pool, partial(self._forward, shape))
+            forward = self._calls.noted(shape, partial(self._forward, shape))
+            self._graphs[shape] = captured(self.compute, pool, forward)
 
     def serves(self, plan: Plan) -> bool:
         """Return whether a step can be run as a graph: decodes that all sample, not too many."""
@@ -173,6 +176,7 @@ class DecodeGraphs:
         """Launch the step that was loaded."""
         shape, rows = self._next
         graph, output = self._graphs[shape]
+        self._calls.replayed(shape)
         with self.compute.use():
             graph.replay()
         _, slots, _, _, lengths = self._columns  # a sampled token goes behind the row's last one

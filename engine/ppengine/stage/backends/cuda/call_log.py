@@ -1,0 +1,141 @@
+"""The collectives that a rank on a card launches, in a file that the other ranks of its stage read.
+
+Kernels know a call by its number alone: a rank that left one out would add parts of different layers. So
+a rank notes each call in its file before it launches it, also the calls in a graph before each replay.
+It compares its notes with those of the others while it waits for its device, and before it acknowledges
+a step. Its device has then had the others' part of each call, so that their notes of it are there.
+
+A file has a ring of calls behind the number of all calls of the generation. Ranks are a few steps apart at most.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ppengine.common import mapped_file
+from ppengine.stage.rank_calls import Call, differ
+
+MOST = 2**14
+"""Calls in a ring: many times those of a step."""
+_HEAD = 64
+_CALL = np.dtype([("step", "<u8"), ("size", "<u8"), ("kind", "<u4"), ("site", "<u4"), ("code", "<u4"), ("", "<u4")])
+_BYTES = _CALL.itemsize
+
+Calls = NDArray[np.void]
+"""Calls [n] as they are in a file."""
+
+
+class CallLog:
+    """The calls of one rank. All but `capture` are for the thread that launches."""
+
+    def __init__(self, folder: Path, stage: int, rank: int) -> None:
+        self._folder, self._stage, self._rank = folder, stage, rank
+        self._mine: _File | None = None
+        """None: the ranks have not met."""
+        self._others: dict[int, _File] = {}
+        self._compared: dict[int, int] = {}
+        self._captured: list[Calls] | None = None
+
+    def begin(self) -> None:
+        """Make this rank's file, before the ranks meet."""
+        self._mine = _File(mapped_file.make(self._path(self._rank), _HEAD + MOST * _BYTES))
+
+    def open(self, peers: Iterable[int]) -> None:
+        """Open the files of the other ranks, of this generation, which are there."""
+        self._others = {peer: _File(mapped_file.open_for_reading(self._path(peer))) for peer in peers}
+        self._compared = dict.fromkeys(self._others, 0)
+
+    def capture(self, forward: Callable[[], Tensor], calls: list[Calls]) -> Tensor:
+        """Return `forward()`; its calls are in `calls` alone, in place of others: they are launched by replays."""
+        calls.clear()
+        self._captured = calls
+        try:
+            return forward()
+        finally:
+            self._captured = None
+
+    def note(self, step: int, kind: int, site: int, size: int, code: int) -> None:
+        """Note one call that is about to be launched."""
+        call = np.array([(step, size, kind, site, code, 0)], _CALL)
+        if self._captured is not None:
+            self._captured.append(call)
+        elif self._mine is not None:
+            self._mine.add(call)
+
+    def replay(self, step: int, calls: Calls) -> None:
+        """Note the calls of a graph that is about to be replayed."""
+        if self._mine is not None:
+            calls["step"] = step
+            self._mine.add(calls)
+
+    def compare(self) -> None:
+        """Raise RanksDifferError at the first call in which another rank differs from this one."""
+        mine = self._mine
+        if mine is None:
+            return
+        for peer, theirs in self._others.items():
+            first, end = self._compared[peer], min(mine.count, theirs.count)
+            if first == end:
+                continue
+            # Older calls have been overwritten.
+            first = max(first, max(mine.count, theirs.count) - MOST)
+            if not mine.same(theirs, first, end):
+                sides = ((mine.call(number), theirs.call(number)) for number in range(first, end))
+                here, there = next(each for each in sides if each[0] != each[1])
+                raise differ(self._stage, self._rank, here, peer, there, launched=True)
+            self._compared[peer] = end
+
+    def close(self) -> None:
+        """Leave the generation. The file stays for ranks that still compare."""
+        self._mine, self._others = None, {}
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"g{self._stage}.{rank}.calls"
+
+
+class _File:
+    """One rank's ring of calls."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._map = memory
+        self._word = memoryview(memory)[:8].cast("Q")
+
+    @property
+    def count(self) -> int:
+        """All calls of the generation."""
+        return self._word[0]
+
+    def add(self, calls: Calls) -> None:
+        """Add calls; a reader sees them once they are whole."""
+        count = self._word[0]
+        done = 0
+        for part in _parts(count, count + len(calls)):
+            some = (part.stop - part.start) // _BYTES
+            self._map[part] = calls[done : done + some].tobytes()
+            done += some
+        self._word[0] = count + len(calls)
+
+    def same(self, other: _File, first: int, end: int) -> bool:
+        """Return whether both have the same calls from `first` to `end`."""
+        return all(self._map[part] == other._map[part] for part in _parts(first, end))
+
+    def call(self, number: int) -> Call:
+        """Return call `number`, from 0; calls have names from 1, as on CPUs."""
+        (part,) = _parts(number, number + 1)
+        step, size, kind, site, code, _ = np.frombuffer(self._map[part], _CALL)[0].tolist()
+        return Call(number + 1, kind, site, step, size, code)
+
+
+def _parts(first: int, end: int) -> Iterator[slice]:
+    """Return where in a file the calls from `first` to `end` are."""
+    while first < end:
+        at = first % MOST
+        some = min(end - first, MOST - at)
+        yield slice(_HEAD + at * _BYTES, _HEAD + (at + some) * _BYTES)
+        first += some
