@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,21 @@ def test_a_call_that_was_left_out_shows_with_the_next_one(tmp_path: Path) -> Non
     second.note(9, *CALL)
     with pytest.raises(RanksDifferError, match=r"rank 1 launched all-reduce 2 \(MLP of layer 3, m9.*attention of lay"):
         second.compare()
+
+
+def test_a_count_that_is_seen_before_its_call_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = met(tmp_path)
+    first.note(8, *CALL)
+    assert second._mine is not None
+    second._mine._word[0] = 1
+
+    def late(seconds: float) -> None:
+        second._mine._word[0] = 0  # type: ignore[union-attr]
+        second.note(8, *CALL)
+
+    monkeypatch.setattr(time, "sleep", late)
+    first.compare()
+    assert first._compared == {1: 1}
 
 
 def test_a_ring_goes_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
