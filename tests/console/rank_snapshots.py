@@ -7,7 +7,7 @@ import snapshots
 from ppengine.protocol.gpu import GpuInfo, GpuPeer
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.snapshot import Snapshot, Verdict, WaitInfo
-from ppengine.protocol.stage_info import DeviceInfo, StageInfo, StepMs, StreamInfo, Waiting
+from ppengine.protocol.stage_info import DeviceInfo, StageInfo, StepMs, StreamInfo, SumRoute, SumsInfo, SumTime, Waiting
 
 
 def ranks(stages: int = 2, tensor: int = 2, requests: int = 8) -> Snapshot:
@@ -15,6 +15,14 @@ def ranks(stages: int = 2, tensor: int = 2, requests: int = 8) -> Snapshot:
     picture = snapshots.snapshot(stages, requests)
     picture.engine.tensor_parallel_size = tensor
     picture.stages = [_rank(index, rank, stages, tensor) for index in range(stages) for rank in range(tensor)]
+    for number, each in enumerate(picture.stages if tensor > 1 else []):
+        each.sums = SumsInfo(
+            routes=[
+                SumRoute(most_bytes=2**20, way="shared memory, one round"),
+                SumRoute(most_bytes=None, way="shared memory, rounds of 1.0 MiB"),
+            ],
+            times=[SumTime(bytes=2**13, us=80.0 + number), SumTime(bytes=2**20, us=1000.0 - number)],
+        )
     return picture
 
 
@@ -84,6 +92,7 @@ def on_cards(stages: int = 2, tensor: int = 2) -> Snapshot:
     picture = ranks(stages, tensor)
     uuids = [f"GPU-{number:08x}" for number in range(len(picture.stages))]
     for each, uuid in zip(picture.stages, uuids, strict=True):
+        each.sums = SumsInfo(routes=[SumRoute(most_bytes=2**19, way="one shot, data is its own flag")])
         each.device = DeviceInfo(kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=uuid)
         peers = [
             GpuPeer(uuid=other, nvlink=True, links=0, reaches=True, path="other NUMA node")

@@ -88,7 +88,23 @@ def test_the_page_at_80_columns() -> None:
         "  all-reduce    shared memory  0.0=0.1  1.0=1.1",
         "  hidden states TCP            0.0>1.0  0.1>1.1",
         "  tokens        TCP            1.0>0.0  1.1>0.1",
+        "",
+        " SUMS OF RANKS",
+        "  UP-TO   WAY",
+        "  1.0M    shared memory, one round",
+        "  more    shared memory, rounds of 1.0 MiB",
+        "  measured  8.0K: 83 us, 0.099 GB/s  1.0M: 1,000 us, 1 GB/s",
     ]
+
+
+def test_sums_that_no_place_has_measured() -> None:
+    on_cards = texts(rank_snapshots.on_cards())
+    at = on_cards.index(" SUMS OF RANKS")
+    assert on_cards[at + 2 : at + 4] == [
+        "  512K    one shot, data is its own flag",
+        "  measured  no; cards do not measure sums",
+    ]
+    assert " SUMS OF RANKS" not in texts(rank_snapshots.ranks(2, 1))
 
 
 def test_the_root_of_a_fault_has_its_mark_and_state() -> None:
@@ -149,4 +165,5 @@ def test_the_command_prints_the_page_and_its_json(
         found = json.loads(cli("topology", "--json").out)
     assert found["tensor_parallel_size"] == 2 and len(found["places"]) == 4
     assert found["places"][3]["previous"] == {"stage": 0, "rank": 1}
+    assert found["sum_times"][0] == {"bytes": 8192, "us": 83.0, "gb_s": pytest.approx(8192 / 83e3)}
     assert found["ways"][0]["way"] == "shared memory" and found["cards"] == []

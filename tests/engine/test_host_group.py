@@ -118,6 +118,17 @@ def test_ranks_that_launch_different_things_name_both_call_sites(tmp_path: Path)
             assert "it is the first difference" in str(error)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_sums_are_measured_when_ranks_meet_and_leave_no_record(tmp_path: Path, size: int) -> None:
+    found = together(tmp_path, [lambda group: group.sums] * size)
+    for number, sums in enumerate(found):
+        assert [each.bytes for each in sums.times] == [2**13, 2**17, BUFFER_BYTES]
+        assert all(each.us > 1 for each in sums.times) and sums.times[2].us > 50
+        assert [each.most_bytes for each in sums.routes] == [BUFFER_BYTES, None]
+        rows = RingReader(tmp_path / f"main{number}.ring").rows(0)
+        assert not [row for row in rows if row[1] == Kind.ALL_REDUCE]
+
+
 def test_a_rank_that_goes_is_lost_with_its_number(tmp_path: Path) -> None:
     error, _ = together(tmp_path, [lambda each: each.all_reduce(torch.ones(1, 4), 0), lambda each: None])
     assert isinstance(error, PeerLostError) and (error.peer, error.rank) == (0, 1)

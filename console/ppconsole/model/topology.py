@@ -9,7 +9,7 @@ import msgspec
 from ppengine.protocol.gpu import GpuInfo, GpuPeer
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot
-from ppengine.protocol.stage_info import DeviceInfo, StageInfo
+from ppengine.protocol.stage_info import DeviceInfo, StageInfo, SumRoute
 
 from ppconsole.model.ranks import place_of
 
@@ -54,6 +54,16 @@ class Way(msgspec.Struct, kw_only=True, frozen=True):
     both: bool = False
 
 
+class SumTimes(msgspec.Struct, kw_only=True, frozen=True):
+    """Sums of parts of `bytes`, as each place that measured them found."""
+
+    bytes: int
+    us: float
+    """Microseconds of a call at the slowest place."""
+    gb_s: float
+    """Bytes of a part by that time, in GB/s."""
+
+
 class CardInfo(msgspec.Struct, kw_only=True, frozen=True):
     """One card with the places on it. Peers are the cards of the engine on the same host."""
 
@@ -78,6 +88,9 @@ class Topology(msgspec.Struct, kw_only=True, frozen=True):
     tensor_parallel_size: int
     places: list[PlaceInfo]
     ways: list[Way]
+    sum_routes: list[SumRoute] = []
+    """Ways of the sums between ranks, by the size of a part; the first that fits is taken."""
+    sum_times: list[SumTimes] = []
     cards: list[CardInfo] = []
 
 
@@ -93,8 +106,19 @@ def topology_of(snapshot: Snapshot) -> Topology:
         tensor_parallel_size=tensor,
         places=[_place(each, known.get(each), pipeline, tensor) for each in places],
         ways=_ways(known, pipeline, tensor),
+        sum_routes=next((stage.sums.routes for stage in snapshot.stages if stage.sums is not None), []),
+        sum_times=_sum_times(snapshot),
         cards=_cards(snapshot),
     )
+
+
+def _sum_times(snapshot: Snapshot) -> list[SumTimes]:
+    """Return the time of the slowest place for each size, from small to large."""
+    slowest: dict[int, float] = {}
+    for stage in snapshot.stages:
+        for each in stage.sums.times if stage.sums is not None else []:
+            slowest[each.bytes] = max(slowest.get(each.bytes, 0.0), each.us)
+    return [SumTimes(bytes=size, us=us, gb_s=size / us / 1e3) for size, us in sorted(slowest.items()) if us > 0]
 
 
 def _ref(place: Place) -> PlaceRef:

@@ -25,7 +25,7 @@ SCREENS: dict[str, tuple[Section, ...]] = {
     "memory": (pages.MEMORY_DIALOG, main.MEMORY_BAR, pages.CONFIRM),
     "confirm": (pages.CONFIRM, main.REQUEST_STATES),
     "status": (pages.CLI_STATUS, pages.CLI_REQUESTS, main.FILTER),
-    "topology": (pages.TOPOLOGY, pages.WAYS, pages.LINKS),
+    "topology": (pages.TOPOLOGY, pages.WAYS, pages.SUMS, pages.LINKS),
     "clients": (pages.CLIENTS,),
     "tiers": (pages.TIERS, pages.TIER_BARS, pages.BACKENDS),
     "backend": (pages.BACKEND, pages.BACKENDS),

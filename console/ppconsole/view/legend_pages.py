@@ -189,6 +189,10 @@ WAYS = Section("MESSAGES", {
     "device memory": "from card to card; between stages TCP if the profile has peer_to_peer: false",
     "?": "the snapshot does not show it",
 })  # fmt: skip
+SUMS = Section("SUMS OF RANKS", {
+    "UP-TO": "largest part of a rank that is summed this way", "WAY": "how; the first way that fits is taken",
+    "measured": "on CPUs, a sum of parts of a size when the ranks met, at the slowest place, and its rate",
+})  # fmt: skip
 LINKS = Section("CARDS  as NVML reports their links", {
     "PLACES": "places on the card", "CARD": "its name", "BUS-ID": "its address on PCIe",
     "PCIE": "generation and lanes of its link; yellow: below what card and slot allow, as of an idle card",

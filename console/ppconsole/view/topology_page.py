@@ -11,6 +11,7 @@ from ppengine.protocol.place import Place
 from ppconsole.model.ranks import short
 from ppconsole.model.safe import clean
 from ppconsole.model.topology import UNKNOWN, CardInfo, PlaceInfo, PlaceRef, Topology, Way
+from ppconsole.model.units import bytes_text
 from ppconsole.view.cells import (
     EMPTY,
     FLEX,
@@ -76,6 +77,8 @@ def rows(topology: Topology, width: int, faulty: Set[Place] = frozenset()) -> li
     found = [heading(f"PLACES  {size}: {count} process{'' if count == 1 else 'es'}{where}", width)]
     found += _places(topology.places, ranked, width, faulty)
     found += [EMPTY, heading("MESSAGES", width), *_messages(topology, ranked, width)]
+    if topology.sum_routes:
+        found += [EMPTY, heading("SUMS OF RANKS", width), *_sums(topology, width)]
     if topology.cards:
         found += [EMPTY, heading("CARDS", width), *_cards(topology.cards, ranked, width)]
     return found
@@ -155,6 +158,19 @@ def _messages(topology: Topology, ranked: bool, width: int) -> list[Row]:
         style = "warn" if way == UNKNOWN else "strong"
         found.append(row((f"  {carries:<14}", ""), (f"{way:<15}", style), (parts[0], "")))
         found += [row((" " * 31, ""), (part, "")) for part in parts[1:]]
+    return [clip(line, width) for line in found]
+
+
+def _sums(topology: Topology, width: int) -> list[Row]:
+    """Return a line for each way of a sum, by the size of a part, and one with the measured times."""
+    found = [row((f"  {'UP-TO':<8}WAY", "dim"))]
+    for route in topology.sum_routes:
+        size = "more" if route.most_bytes is None else bytes_text(route.most_bytes)
+        found.append(row((f"  {size:<8}", "strong"), (clean(route.way), "")))
+    times = [f"{bytes_text(each.bytes)}: {each.us:,.0f} us, {each.gb_s:.2g} GB/s" for each in topology.sum_times]
+    parts = wrap("  ".join(times), max(20, width - 12)) if times else ["no; cards do not measure sums"]
+    found.append(row(("  measured  ", "dim"), (parts[0], "")))
+    found += [row((" " * 12, ""), (part, "")) for part in parts[1:]]
     return [clip(line, width) for line in found]
 
 

@@ -168,6 +168,7 @@ def merge_stage(config: EngineConfig, inputs: Inputs, key: Key, utilization: flo
         sample_age_ms=age,
         retired_step=view.retired_step if view else None,
         carrier=view.carrier if view else None,
+        sums=view.sums if view else None,
         cordon=view.cordon if view else None,
         memory=_memory(view, sample, utilization),
         kv_blocks=_kv_blocks(inputs.core, view, sample),

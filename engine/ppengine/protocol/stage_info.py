@@ -35,6 +35,33 @@ class Waiting(msgspec.Struct, kw_only=True):
     """Tensor rank of its own stage whose part of a collective it waits for; null: it waits for no rank."""
 
 
+class SumRoute(msgspec.Struct, kw_only=True, frozen=True):
+    """One way of the sums between ranks. A part takes the first that it fits."""
+
+    most_bytes: int | None
+    """Bytes of the largest part that goes this way; null: any."""
+    way: str
+    """How it goes, in words."""
+
+
+class SumTime(msgspec.Struct, kw_only=True, frozen=True):
+    """A measured sum of all ranks' parts."""
+
+    bytes: int
+    """Bytes of a part."""
+    us: float
+    """Microseconds of a call, the median of several."""
+
+
+class SumsInfo(msgspec.Struct, kw_only=True, frozen=True):
+    """Sums between the ranks of a stage."""
+
+    routes: list[SumRoute] = []
+    """Ways by the size of a part."""
+    times: list[SumTime] = []
+    """Measured when the ranks met; empty on cards, which are not measured."""
+
+
 class StepMs(msgspec.Struct, kw_only=True):
     """Own work of a step on this stage, waits excluded, over the last 10 s (2,048 steps at most); of a GPU, what its
     device did."""
@@ -141,3 +168,5 @@ class StageInfo(msgspec.Struct, kw_only=True):
     carrier: str | None = None
     """Carrier of the hidden states that it receives where no card writes them, `TCP` or `RDMA`; null: not known."""
     cordon: CordonInfo | None = None
+    sums: SumsInfo | None = None
+    """Sums with the other ranks of its stage; null: it has none, or not known."""

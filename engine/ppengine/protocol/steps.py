@@ -14,6 +14,7 @@ import msgspec
 
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.reports import Finding, StageLedger
+from ppengine.protocol.stage_info import SumsInfo
 from ppengine.protocol.token_ids import TokenIds
 
 FIRST_GENERATION = 1
@@ -242,6 +243,8 @@ class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
     """Bytes of a host slot: one block in all layers."""
     slot_layout: str = ""
     """Name of the order of the bytes in a slot; the same name, shape and dtype mean the same bytes."""
+    sums: SumsInfo | None = None
+    """Sums with the other ranks of its stage; None: it has none."""
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.models.group import LateSum, Sum
+from ppengine.protocol.stage_info import SumsInfo
 from ppengine.stage.wire import Wire
 
 MeetAll = Callable[[], dict[int, Wire]]
@@ -27,6 +28,8 @@ class RankGroup(ABC):
     size: int
     step = 0
     """Number of the step that the next calls belong to."""
+    sums: SumsInfo | None = None
+    """How parts are added; None: there is one rank."""
 
     @abstractmethod
     def join(self, generation: int, meet_all: MeetAll) -> None:

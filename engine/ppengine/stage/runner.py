@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
+from ppengine.protocol.stage_info import SumsInfo
 from ppengine.protocol.steps import Mapped, Mask, Move, MoveKind, Register, Retired, Step
 from ppengine.stage.backends.base import ActivationReceiver, EdgeEnd, Ends, KvCache, Sender, SwapSpace
 from ppengine.stage.batch_state import BatchState
@@ -85,6 +86,11 @@ class Runner(ABC):
     def carrier(self) -> str | None:
         """Carrier of the bytes on the wire from the stage before; None: the first stage."""
         return None if self._receiver is None else self._receiver.edge.wire.carrier
+
+    @property
+    def sums(self) -> SumsInfo | None:
+        """How the ranks of the stage add; None: it has one."""
+        return self._group.sums
 
     @property
     def outgoing(self) -> Sender | None:

@@ -138,7 +138,9 @@ class StageWorker:
             # Needed while this thread is held up in a call of the driver.
             self._generations.on_newer = runner.release
             self._ring.phase(Phase.SERVING)
-            self._link.send(msgspec.structs.replace(loaded.ready, generation=generation, carrier=runner.carrier))
+            self._link.send(
+                msgspec.structs.replace(loaded.ready, generation=generation, carrier=runner.carrier, sums=runner.sums)
+            )
             with torch.inference_mode():
                 self._serve(loop, loaded.resources.launches)
             self._generations.on_newer = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from time import monotonic_ns
 
 import torch
@@ -23,6 +24,8 @@ from typing_extensions import override
 
 from ppengine.common import mapped_file
 from ppengine.common.ring import DTYPES, Gauge, Kind
+from ppengine.common.sizes import size_text
+from ppengine.protocol.stage_info import SumRoute, SumsInfo, SumTime
 from ppengine.stage.rank_calls import Call, code_of, differ
 from ppengine.stage.rank_group import MeetAll, RankGroup, rounds
 from ppengine.stage.recorder import Recorder
@@ -30,6 +33,13 @@ from ppengine.stage.wire import Wire
 
 BUFFER_BYTES = 2**20
 """Bytes of one call in one go; a longer one takes several rounds."""
+_ROUTES = [
+    SumRoute(most_bytes=BUFFER_BYTES, way="shared memory, one round"),
+    SumRoute(most_bytes=None, way=f"shared memory, rounds of {size_text(BUFFER_BYTES)}"),
+]
+_MEASURED, _CALLS = (2**13, 2**17, BUFFER_BYTES), 6
+"""Bytes of the parts that are summed when ranks have met, and how often. The calls are even in number, so that the
+first call of a step finds the buffer that is its turn."""
 _HEADER = struct.Struct("<QIIQII")
 """Number of the round, kind, call site, step, bytes, shape code."""
 
@@ -65,12 +75,28 @@ class HostGroup(RankGroup):
             raise
         whole = [torch.frombuffer(maps[peer], dtype=torch.uint8) for peer in sorted(maps)]
         self._buffers = [[each[:BUFFER_BYTES] for each in whole], [each[BUFFER_BYTES:] for each in whole]]
+        self._number = self.step = 0
+        try:
+            self.sums = SumsInfo(routes=_ROUTES, times=[self._measured(size) for size in _MEASURED])
+        except BaseException:
+            self.close()
+            raise
         self._number = 0
+
+    def _measured(self, size: int) -> SumTime:
+        """Return the time of a sum of parts of `size` bytes, which all ranks make now."""
+        part, times = torch.zeros(1, size // 4), []
+        for _ in range(_CALLS):
+            begun_ns = monotonic_ns()
+            self._sum(part, 0)
+            times.append(monotonic_ns() - begun_ns)
+        return SumTime(bytes=size, us=median(times) / 1e3)
 
     @override
     def all_reduce(self, part: Tensor, site: int) -> Tensor:
-        if not self._buffers:
-            return part
+        return self._sum(part, site) if self._buffers else part
+
+    def _sum(self, part: Tensor, site: int) -> Tensor:
         for piece in rounds(part, BUFFER_BYTES):
             parts = self._share(piece, Kind.ALL_REDUCE, site, part.shape[-1])
             if piece.dtype in (torch.bfloat16, torch.float16):
@@ -115,9 +141,9 @@ class HostGroup(RankGroup):
         return [each[: count * piece.itemsize].view(piece.dtype) for each, count in zip(buffers, counts, strict=True)]
 
     def _receive(self, wire: Wire, peer: int, call: Call) -> Call:
-        """Return the header of another rank; a wait for it is recorded."""
+        """Return the header of another rank; a wait for it is recorded, if it is in a step."""
         header = memoryview(bytearray(_HEADER.size))
-        if wire.readable:
+        if wire.readable or not call.step:
             wire.receive(header)
         else:
             begun_ns = monotonic_ns()

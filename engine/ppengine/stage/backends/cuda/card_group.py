@@ -32,10 +32,13 @@ from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.device_page import DevicePage
 from ppengine.common.groups import HEAD, site
 from ppengine.common.ring import Kind
+from ppengine.common.sizes import size_text
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
+from ppengine.protocol.stage_info import SumRoute, SumsInfo
 from ppengine.stage.backends.cuda.call_log import CallLog
-from ppengine.stage.backends.cuda.copied_sums import CopiedSums
+from ppengine.stage.backends.cuda.copied_sums import LEAST_BYTES as COPIED_BYTES
+from ppengine.stage.backends.cuda.copied_sums import LEAST_ROWS, CopiedSums
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
 from ppengine.stage.backends.cuda.one_shot_sums import OneShotSums
@@ -78,6 +81,7 @@ class CardGroup(RankGroup):
     ) -> None:  # fmt: skip
         """`page`: where the ranks that this one waits for are noted."""
         self._stage, self.rank, self.size = place.stage, place.rank, size
+        self.sums = SumsInfo(routes=routes(size))
         self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
         most = MOST_BYTES * 2 // size
         self._part_bytes = 1 << (min(max(part_bytes, LEAST_BYTES), most).bit_length() - 1)
@@ -255,6 +259,18 @@ class CardGroup(RankGroup):
             flags.close()
         for wire in wires.values():
             wire.close()
+
+
+def routes(size: int) -> list[SumRoute]:
+    """Return how sums of `size` ranks go, by the bytes of a part."""
+    two_shots = collectives.TWO_SHOT_BYTES if size == 2 else collectives.MANY_TWO_SHOT_BYTES
+    copies = f"copies beside products, from {LEAST_ROWS * size:,} tokens and {size_text(COPIED_BYTES)} on"
+    return [
+        SumRoute(most_bytes=collectives.WORD_BYTES, way="one shot, data is its own flag; float32 has flags"),
+        SumRoute(most_bytes=two_shots - 1, way="one shot, flags"),
+        SumRoute(most_bytes=None, way=copies),
+        SumRoute(most_bytes=None, way="two shots, flags"),
+    ]
 
 
 def _columns(shard: Shard) -> Columns:
