@@ -57,6 +57,8 @@ CASES = [
     case("tiny", 3, scheduler={**SWAP, **AHEAD}),
     case("glm", 2, tensor=2),
     case("glm4", 2, scheduler=SWAP),
+    case("glm4", 1, tensor=4),
+    case("opt", 2, tensor=2, scheduler=SWAP),
 ]
 
 
