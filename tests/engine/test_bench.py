@@ -224,6 +224,8 @@ def test_ranks_are_shown_with_the_one_that_comes_late(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[2:4]] == ["0.0", "0.1"] and max(map(len, lines)) <= 80
     assert ["comes last" in line for line in lines[-2:]] == [True, False]
     assert [each.rank for each in slowest(seen.stages)] == [0]
+    alike = [dataclasses.replace(first, ranks_ms=7.66), dataclasses.replace(second, ranks_ms=7.71)]
+    assert "comes last" not in "\n".join(table(alike, 10.0)), "ranks of one pace"
     for ring in rings:
         ring.close()
 

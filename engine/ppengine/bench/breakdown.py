@@ -161,14 +161,18 @@ def table(stages: list[StageTimes], copy_gbps: float) -> list[str]:
     return lines + _rank_lines(stages, names)
 
 
+_LATE = 0.8
+"""Waits above this share of the next shorter ones are as long: ranks of one pace differ by a few percent."""
+
+
 def _rank_lines(stages: list[StageTimes], names: list[str]) -> list[str]:
-    """Return the waits of ranks for each other; the one that waits least comes late."""
+    """Return the waits of ranks for each other; one that waits clearly less than all others comes late."""
     if not any(stage.ranks_ms for stage in stages):
         return []
     lines = ["stage  ms a micro-batch that a rank waits for others of its stage"]
     for name, stage in zip(names, stages, strict=True):
         others = [each.ranks_ms for each in stages if each.stage == stage.stage and each is not stage]
-        late = "   comes last, the others wait for it" if others and stage.ranks_ms < min(others) else ""
+        late = "   comes last, the others wait for it" if others and stage.ranks_ms < _LATE * min(others) else ""
         lines.append(f"{name:>5}{stage.ranks_ms:10.2f}{late}")
     return lines
 
