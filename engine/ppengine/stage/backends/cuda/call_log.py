@@ -87,17 +87,20 @@ class CallLog:
                 continue
             # Older calls have been overwritten.
             first = max(first, max(mine.count, theirs.count) - MOST)
-            if not mine.same(theirs, first, end) and not self._same_later(mine, theirs, first, end):
-                sides = ((mine.call(number), theirs.call(number)) for number in range(first, end))
-                here, there = next(each for each in sides if each[0] != each[1])
-                raise differ(self._stage, self._rank, here, peer, there, launched=True)
+            if not mine.same(theirs, first, end):
+                self._judge(mine, theirs, peer, range(first, end))
             self._compared[peer] = end
 
-    @staticmethod
-    def _same_later(mine: _File, theirs: _File, first: int, end: int) -> bool:
-        """Return whether the calls are the same a moment later: some processors show the count before the calls."""
+    def _judge(self, mine: _File, theirs: _File, peer: int, numbers: range) -> None:
+        """Raise RanksDifferError unless the calls are the same a moment later.
+
+        Some processors show the count before the calls.
+        """
         time.sleep(_SETTLE_S)
-        return mine.same(theirs, first, end)
+        for number in numbers:
+            here, there = mine.call(number), theirs.call(number)
+            if here != there:
+                raise differ(self._stage, self._rank, here, peer, there, launched=True)
 
     def close(self) -> None:
         """Leave the generation. The file stays for ranks that still compare."""
