@@ -93,16 +93,19 @@ def test_the_page_at_80_columns() -> None:
         "  UP-TO   WAY",
         "  1.0M    shared memory, one round",
         "  more    shared memory, rounds of 1.0 MiB",
-        "  measured  8.0K: 83 us, 0.099 GB/s  1.0M: 1,000 us, 1 GB/s",
+        "  PART        TAKES   GB/S",
+        "  8.0K        83 us  0.099",
+        "  1.0M     1,000 us      1",
     ]
 
 
 def test_sums_that_no_place_has_measured() -> None:
     on_cards = texts(rank_snapshots.on_cards())
     at = on_cards.index(" SUMS OF RANKS")
-    assert on_cards[at + 2 : at + 4] == [
+    assert on_cards[at + 2 : at + 5] == [
         "  512K    one shot, data is its own flag",
-        "  measured  no; cards do not measure sums",
+        "  PART        TAKES   GB/S",
+        "  not measured on cards",
     ]
     assert " SUMS OF RANKS" not in texts(rank_snapshots.ranks(2, 1))
 

@@ -162,15 +162,17 @@ def _messages(topology: Topology, ranked: bool, width: int) -> list[Row]:
 
 
 def _sums(topology: Topology, width: int) -> list[Row]:
-    """Return a line for each way of a sum, by the size of a part, and one with the measured times."""
+    """Return a line for each way of a sum, by the size of a part, and one for each size that was measured."""
     found = [row((f"  {'UP-TO':<8}WAY", "dim"))]
     for route in topology.sum_routes:
         size = "more" if route.most_bytes is None else bytes_text(route.most_bytes)
         found.append(row((f"  {size:<8}", "strong"), (clean(route.way), "")))
-    times = [f"{bytes_text(each.bytes)}: {each.us:,.0f} us, {each.gb_s:.2g} GB/s" for each in topology.sum_times]
-    parts = wrap("  ".join(times), max(20, width - 12)) if times else ["no; cards do not measure sums"]
-    found.append(row(("  measured  ", "dim"), (parts[0], "")))
-    found += [row((" " * 12, ""), (part, "")) for part in parts[1:]]
+    found.append(row((f"  {'PART':<8}{'TAKES':>9}  {'GB/S':>5}", "dim")))
+    for each in topology.sum_times:
+        takes = f"{each.us:,.0f} us"
+        found.append(row((f"  {bytes_text(each.bytes):<8}", "strong"), (f"{takes:>9}  {each.gb_s:>5.2g}", "")))
+    if not topology.sum_times:
+        found.append(row(("  not measured on cards", "dim")))
     return [clip(line, width) for line in found]
 
 
