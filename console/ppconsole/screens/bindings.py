@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from ppconsole.screens.line_screen import SCALE_KEYS, SORT_KEY, line_key, verb_keys
+from ppconsole.screens.line_screen import SCALE_KEYS, SCREEN_KEYS, SORT_KEY, line_key, verb_keys
 from ppconsole.view.panels import PANELS, RESET_KEY, key_of
 
 MAIN: list[BindingType] = [
     *verb_keys("request", "memory", "engine", "stage", "check"),
-    *SCALE_KEYS,
+    *SCALE_KEYS, *SCREEN_KEYS,
     Binding("up,k", "move(-1)", "up", show=False), Binding("down,j", "move(1)", "down", show=False),
     Binding("pageup", "page(-1)", "page up", show=False), Binding("pagedown", "page(1)", "page down", show=False),
     Binding("g,home", "move(-100000)", "first", show=False), Binding("G,end", "move(100000)", "last", show=False),
     Binding("tab,shift+tab", "swap_focus", "stages or requests", show=False),
     Binding("enter", "drill", "show in detail", show=False),
     Binding("u", "ranks", "ranks of a stage", show=False),
-    Binding("L", "look('topology')", "topology", show=False),
-    Binding("K", "look('clients')", "clients of the HTTP port", show=False),
-    Binding("V", "look('tiers')", "tiers of KV blocks", show=False),
-    Binding("s", "look('stacks')", "stacks", show=False), Binding("l", "look('logs')", "logs", show=False),
-    Binding("e", "look('events')", "events", show=False),
     Binding("W", "level", "log: warnings, errors, or all", show=False),
-    Binding("d", "look('diagnosis')", "diagnosis", show=False),
-    Binding("v", "look('streams')", "streams", show=False), Binding("w", "look('engines')", "engines", show=False),
-    Binding("I", "look('incidents')", "incidents", show=False), Binding("h", "look('history')", "past", show=False),
-    Binding("H", "look('finished')", "requests that have ended", show=False),
     Binding("question_mark", "look('help')", "help", show=False),
     *(Binding(key_of(panel), f"panel({key_of(panel)})", f"{panel}: show or hide", show=False) for panel in PANELS),
     Binding("t", "span", "time span of the trends", show=False),
-    Binding("T", "look('trends')", "trends", show=False),
     Binding(RESET_KEY, "panel(0)", "panels by need", show=False),
     line_key("i", "prompt"), line_key("slash", "filter"), line_key("colon", "command"),
     Binding("escape", "clear", "clear the filter or the marks, or leave the past", show=False),

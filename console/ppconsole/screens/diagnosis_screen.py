@@ -25,11 +25,11 @@ class DiagnosisScreen(Reader):
 
     topic: ClassVar[str] = "diagnosis"
     every_s: ClassVar[float] = 1.0
+    names_fault: ClassVar[bool] = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "run_suggested", "run the suggestion", show=False),
         *verb_keys("stage"),
         Binding("t", "take_stacks", "take stacks", show=False),
-        Binding("v", "streams", "streams", show=False),
         Binding("tab", "section", "next section", show=False),
         Binding("E", "export", "export", show=False),
     ]
@@ -150,10 +150,6 @@ class DiagnosisScreen(Reader):
     def action_section(self) -> None:
         """Scroll to the next section; from the last one to the top."""
         self.scroll_to_row(self.next_place(self._sections))
-
-    def action_streams(self) -> None:
-        """Open the streams; back to them where they are below."""
-        self.go_to("streams")
 
     def action_export(self) -> None:
         """Write an export into the current folder."""

@@ -38,6 +38,15 @@ def verb_keys(*targets: Target) -> list[BindingType]:
     ]
 
 
+SCREEN_KEYS: list[BindingType] = [
+    Binding(key, f"look('{name}')", name, show=False)
+    for key, name in (
+        ("d", "diagnosis"), ("v", "streams"), ("L", "topology"), ("K", "clients"), ("V", "tiers"), ("I", "incidents"),
+        ("H", "finished"), ("e", "events"), ("T", "trends"), ("s", "stacks"), ("l", "logs"), ("w", "engines"),
+        ("h", "history"),
+    )
+]  # fmt: skip
+"""Keys that open a screen, from the main screen and from every reader."""
 SCALE_KEYS: list[BindingType] = [
     Binding("z", "scale(-1)", "zoom the timeline in", show=False, id="timeline.in"),
     Binding("Z", "scale(1)", "zoom the timeline out", show=False, id="timeline.out"),

@@ -14,7 +14,7 @@ from textual.worker import Worker
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console
-from ppconsole.screens.line_screen import LineScreen, line_key
+from ppconsole.screens.line_screen import SCREEN_KEYS, LineScreen, line_key
 from ppconsole.view import search
 from ppconsole.view.cells import EMPTY, Row, Seg, spread, width_of
 from ppconsole.view.keys import READER_KEYS, Key, footer
@@ -47,6 +47,7 @@ class Reader(LineScreen):
         Binding("n", "find(1)", "next match", show=False),
         Binding("N", "find(-1)", "previous match", show=False),
         Binding("y", "copy_cli", "copy the CLI line", show=False),
+        *SCREEN_KEYS,
     ]
     topic: ClassVar[str] = ""
     """The screen's name in the legend."""
@@ -54,6 +55,8 @@ class Reader(LineScreen):
     follows_end: ClassVar[bool] = False
     follows_position: ClassVar[bool] = False
     """It loads again when the position in a past moves."""
+    names_fault: ClassVar[bool] = True
+    """The title names the fault; otherwise the body does."""
     keys: ClassVar[tuple[Key, ...]] = READER_KEYS
 
     def __init__(self, console: Console) -> None:
@@ -165,15 +168,19 @@ class Reader(LineScreen):
         self.query_one("#reader-foot", Lines).show([self.line_foot(width) or foot])
 
     def _paint_title(self, width: int, places: Sequence[int], height: int) -> None:
-        """Show heading and link; at the right the matches, and which rows are in view."""
+        """Show heading, state, link and fault; at the right the matches, and which rows are in view."""
         where = ""
         if self._wanted:
             number = f"{places.index(self._match) + 1}/" if self._match in places else ""
             where = f"/{clean(self._wanted)} {number}{len(places)}  "
         if self._total > self._height:
             where += f"{self._top + 1}-{min(self._total, self._top + height)} of {self._total} "
-        title = f" {self.heading()} "
-        left: list[Seg] = [(title, "chip.name"), (" ", ""), *self.console.model.link_segs(width - width_of(title) - 1)]
+        left: list[Seg] = [(f" {self.heading()} ", "chip.name"), *self.console.model.state_segs(), (" ", "")]
+        room = width - sum(width_of(text) for text, _ in left)
+        left += self.console.model.link_segs(room)
+        if self.names_fault:
+            room = width - width_of(where) - 1 - sum(width_of(text) for text, _ in left)
+            left += self.console.model.fault_segs(room)
         self.query_one("#reader-title", Lines).show([spread(left, [(where, "dim")], width, "bar")])
 
     @property
@@ -276,13 +283,13 @@ class Reader(LineScreen):
         """Go back."""
         self.app.pop_screen()
 
-    def go_to(self, topic: str) -> None:
-        """Open another reader, or go back to it if it is the screen below."""
+    def action_look(self, name: str) -> None:
+        """Open another reader, or go back to it if it is the screen below; its own key goes back, too."""
         below = self.app.screen_stack[-2]
-        if isinstance(below, Reader) and below.topic == topic:
-            self.app.pop_screen()
+        if self.topic == name or (isinstance(below, Reader) and below.topic == name):
+            self.action_dismiss_reader()
         else:
-            self.console.navigation.open_reader(topic)
+            self.console.navigation.open_reader(name, self.selected().stage)
 
     def action_help(self) -> None:
         """Open the keys and the legend of this screen."""

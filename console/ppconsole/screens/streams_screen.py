@@ -29,7 +29,6 @@ class StreamsScreen(Reader):
         Binding("4", "check(3)", "shadow", show=False),
         Binding("5", "check(4)", "checksum", show=False),
         Binding("tab", "section", "next section", show=False),
-        Binding("d", "diagnosis", "diagnosis", show=False),
     ]
 
     def __init__(self, console: Console) -> None:
@@ -83,7 +82,3 @@ class StreamsScreen(Reader):
         rows = self.body(self.size.width)
         titles = (f" {stream_table.FINDINGS}", f" {stream_table.LEDGER}")
         self.scroll_to_row(self.next_place([at for at, line in enumerate(rows) if text_of(line).startswith(titles)]))
-
-    def action_diagnosis(self) -> None:
-        """Open the diagnosis, or go back to it if it is below, so that its record is kept."""
-        self.go_to("diagnosis")

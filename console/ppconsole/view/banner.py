@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ppengine.protocol.snapshot import Cause, Snapshot
 from ppengine.protocol.verb_table import Role, covers
 
-from ppconsole.model.facts import REPLAY, REPLAY_END, cordon_text, unseen_stages, verdict_text
+from ppconsole.model.facts import REPLAY, REPLAY_END, cordon_text, headline, unseen_stages, verdict_text
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
@@ -109,6 +109,23 @@ def _state_chip(snapshot: Snapshot) -> Seg:
     if verdict is None or not verdict.root or state in ("degraded", "stopped", "loading"):
         return f" {clean(state).upper()} ", ENGINE.get(state, "chip.info")
     return f" {FAULT_WORDS.get(verdict.cause, 'FAULT')} ", "chip.bad"
+
+
+def state_segs(snapshot: Snapshot | None, link: Link) -> list[Seg]:
+    """Return the engine's state for the title of another screen; nothing while it serves without a fault."""
+    if snapshot is None or link.state == "ended":
+        return []
+    chip = _state_chip(snapshot)
+    return [] if chip[1] == ENGINE["serving"] else [chip]
+
+
+def fault_segs(snapshot: Snapshot | None, link: Link, room: int) -> list[Seg]:
+    """Return the fault for the title of another screen, `! STAGE 1 stopped 5.6s`; nothing if `room` is too small."""
+    verdict = root_verdict(snapshot) if snapshot is not None else None
+    if verdict is None or not verdict.root or not link.live:
+        return []
+    text = f"! {headline(verdict)} {age_text(verdict.since_s)}"
+    return [(" ", ""), (text, "bad")] if 1 + width_of(text) <= room else []
 
 
 def _cordon_chip(snapshot: Snapshot) -> list[Seg]:

@@ -22,7 +22,7 @@ from ppconsole.model.safe import clean
 from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.model.state import SPANS_MS, ConsoleState
 from ppconsole.model.trends import Point, Trends
-from ppconsole.view.banner import Link, link_segs
+from ppconsole.view.banner import Link, fault_segs, link_segs, state_segs
 from ppconsole.view.cells import Seg
 from ppconsole.view.playback import Playback
 
@@ -177,6 +177,14 @@ class DisplayModel:
     def link_segs(self, room: int) -> list[Seg]:
         """Return link state and age for a title line that has `room` cells for them."""
         return link_segs(self.link(), room)
+
+    def state_segs(self) -> list[Seg]:
+        """Return the engine's state for a title line; nothing while it serves without a fault."""
+        return state_segs(self.shown.snapshot, self.link())
+
+    def fault_segs(self, room: int) -> list[Seg]:
+        """Return the fault for a title line that has `room` cells for it."""
+        return fault_segs(self.shown.snapshot, self.link(), room)
 
     def verbs_off(self) -> str:
         """Return why no verb is possible now; empty if verbs are possible."""

@@ -70,6 +70,7 @@ def diagnosis_keys(suggested: str, stage: int | None) -> tuple[Key, ...]:
     )  # fmt: skip
 
 
+SCREENS_KEY: Key = ("d v e K", "other screens", None)
 STREAMS_KEYS: tuple[Key, ...] = (
     ("1", "ledger", _OPERATOR), ("2", "strict", _OPERATOR), ("3", "finite", _OPERATOR), ("4", "shadow", _OPERATOR),
     ("5", "checksum", _OPERATOR), ("⇥", "section", None), ("d", "diagnosis", None), ("↑↓", "scroll", None),
@@ -88,7 +89,7 @@ LINE_KEYS: dict[str, tuple[Key, ...]] = {
 READER_KEYS: tuple[Key, ...] = (
     ("↑↓", "scroll", None), ("g G", "ends", None), ("esc", "back", None), ("/", "search", None),
     ("n N", "next, previous", None), (":", "command", None), ("y", "copy CLI line", None),
-    ("^s", "picture", None), ("?", "help", None),
+    ("^s", "picture", None), ("?", "help", None), SCREENS_KEY,
 )  # fmt: skip
 
 
