@@ -148,6 +148,10 @@ def test_a_test_has_the_answers_of_all_places():
     second.answer(number, error="read-only")
     done = outcome(world, answers)
     assert (done.state, done.text) == ("failed", "stage 0: done; stage 1: read-only")
+    answers = world.say(StoreTest(backend="nvme0"))
+    for store, number in list(world.jobs(Probe)):
+        store.answer(number, error="mode 755")
+    assert outcome(world, answers).text == "stages 0 and 1: mode 755", "each error once"
     world.kill(Place(1, 0))
     refused = world.say(StoreTest(backend="nvme0"))[-1]
     assert (refused.code, refused.text) == ("BUSY", "the store of stage 1 does not answer; try again when it does")

@@ -78,6 +78,8 @@ def test_a_broken_backend_is_named_with_its_error() -> None:
     assert found.suggest == "ppconsole store pause cache0"
     assert found.evidence[0] == "state broken, breaker open, 41 calls failed or timed out"
     assert verdicts(backends=(replace(broken, broken_for_s=9.0, state="paused"),)) == [], "as suggested"
+    unopened = one(backends=(NVME, replace(broken, breaker="closed", broken_for_s=9.0)))
+    assert unopened.suggest == "ppconsole store test cache0 (opens it, once that is mended)"
 
 
 def test_corrupt_shards_are_named_for_a_while() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -25,6 +27,8 @@ from ppengine.protocol.store_messages import (
 from ppengine.protocol.store_messages import (
     Test as Trial,
 )
+from ppengine.store.backend import Layout
+from ppengine.store.lane import Lane
 from ppengine.store.slot_pool import SlotPool
 from store_world import KEY, OTHER, FakeBackend, Pool, World, fetch, marker, put, spec
 
@@ -223,6 +227,72 @@ def test_a_backend_that_does_not_open_says_why() -> None:
     answer = world.ask(Find(1, [KEY], 100))
     assert isinstance(answer, Found) and answer.error == "m cannot be opened: no such host"
     world.close()
+
+
+def test_a_test_opens_a_backend_at_once_when_its_place_is_mended() -> None:
+    def fail(call: str) -> None:
+        raise OSError("mode 755")
+
+    backend = FakeBackend(fail)
+    world = World(lambda kind: backend).ready()
+    lane = world.lanes[0]
+    world.store.take(Trial(1, "m"))
+    world.work()
+    assert not world.sent, "it waits for the try"
+    lane.open_once()
+    world.work()
+    (answer,) = world.sent
+    assert isinstance(answer, Done) and (answer.job, answer.error) == (1, "m cannot be opened: mode 755")
+    backend.fault = lambda call: None
+    world.store.take(Trial(2, "m"))
+    lane.open_once()
+    world.work()
+    answer = world.sent[-1]
+    assert isinstance(answer, Done) and (answer.job, answer.error) == (2, "") and "4 MiB written" in answer.text
+    assert world.store.figures().backends[0].state == "open"
+    world.close()
+
+
+def test_a_test_that_waits_for_a_try_ends_with_its_cancel_its_backend_or_its_core() -> None:
+    def fail(call: str) -> None:
+        raise OSError("mode 755")
+
+    world = World(lambda kind: FakeBackend(fail)).ready()
+    world.store.take(Trial(1, "m"))
+    world.store.take(Cancel(1))
+    world.store.take(Trial(2, "m"))
+    world.store.take(UseBackends([]))
+    world.work()
+    assert [(each.job, each.error) for each in world.sent] == [  # type: ignore[attr-defined]
+        (1, "it was cancelled"), (2, "there is no backend m"),
+    ]  # fmt: skip
+    world.store.take(UseBackends([spec()]))
+    world.store.take(Trial(3, "m"))
+    world.store.reset()
+    world.lanes[-1].open_once()
+    world.store.resume()
+    world.work()
+    assert len(world.sent) == 2
+    world.close()
+
+
+def test_a_lane_does_not_wait_out_its_pause_for_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppengine.store.lane.AGAIN_S", 60.0)
+    fails = [True]
+
+    def fault(call: str) -> None:
+        if call == "open" and fails[0]:
+            raise OSError("mode 755")
+
+    tried = threading.Event()
+    lane = Lane(spec(), Layout(("0.0",)), lambda: FakeBackend(fault), lambda call: call(), lambda: 0.0)
+    lane.start()
+    while not lane.fails_to_open:
+        time.sleep(0.01)
+    fails[0] = False
+    lane.open_soon(tried.set)
+    assert tried.wait(10.0) and lane.figures().state == "open"
+    lane.close()
 
 
 def test_a_core_that_is_gone_gets_no_answers(world: World) -> None:

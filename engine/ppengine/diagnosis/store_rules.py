@@ -121,7 +121,7 @@ def _corrupt(backend: BackendEvidence) -> _Trouble | None:
 
 
 def _broken(backend: BackendEvidence) -> _Trouble | None:
-    """Return the fault of a backend whose breaker is open, unless an operator has paused it, as suggested."""
+    """Return the fault of a backend that is not opened, or whose breaker is open; one that is paused has none."""
     if backend.broken_for_s is None or backend.state == "paused":
         return None
     why = backend.error or "it reports no error"
@@ -130,7 +130,13 @@ def _broken(backend: BackendEvidence) -> _Trouble | None:
         f"newest error: {why}",
     ]
     summary = f"backend {backend.name} is broken: {why}"
-    return _Trouble(summary, backend.broken_for_s, lines, f"ppconsole store pause {backend.name}")
+    unopened = backend.state == "broken" and backend.breaker == "closed"
+    suggest = (
+        f"ppconsole store test {backend.name} (opens it, once that is mended)"
+        if unopened
+        else f"ppconsole store pause {backend.name}"
+    )
+    return _Trouble(summary, backend.broken_for_s, lines, suggest)
 
 
 def _failing(backend: BackendEvidence) -> _Trouble | None:

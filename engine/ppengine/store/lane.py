@@ -52,6 +52,8 @@ class Lane:
         self._failed_kind: Kind = "other"
         """Kind of the call that gave `_error`."""
         self._open_error = ""
+        self._asked: list[Callable[[], None]] = []
+        """Called after the next try to open, which is made at once for them."""
         self._usage = Usage(-1)
         self._usage_due = 0.0
         self._asks_usage = False
@@ -98,6 +100,20 @@ class Lane:
         return f"{name} hangs: calls over their time hold all its threads" if self._stuck else ""
 
     @property
+    def fails_to_open(self) -> bool:
+        """Whether the newest try to open it has failed."""
+        return self._backend is None and not self._closing and bool(self._open_error)
+
+    def open_soon(self, then: Callable[[], None]) -> None:
+        """Try to open it at once, without the rest of the pause. `then` follows that try, or the end of the lane."""
+        with self._ready:
+            if self._backend is None and not self._closing:
+                self._asked.append(then)
+                self._ready.notify_all()
+                return
+        self._post(then)
+
+    @property
     def _stuck(self) -> bool:
         """Whether each thread is in a call over its time. With fewer threads than `FAILURES` no breaker would open."""
         return self._backend is not None and self._hung() >= self.width
@@ -137,8 +153,11 @@ class Lane:
             left = [task for queue in self._queues.values() for task in queue]
             for queue in self._queues.values():
                 queue.clear()
+            asked, self._asked = self._asked, []
             self._ready.notify_all()
             idle = self._threads == 0
+        for then in asked:
+            self._post(then)
         for task in left:
             self._end(task, Outcome(error=f"{self.spec.name} is being removed", skipped=True))
         if idle:
@@ -228,6 +247,16 @@ class Lane:
 
     def open_once(self) -> None:
         """Open the backend. Its failure is kept for the figures."""
+        with self._ready:
+            asked, self._asked = self._asked, []
+        self._try_to_open()
+        with self._ready:
+            if self._backend is not None:  # those who asked meanwhile wait for no other try
+                asked, self._asked = asked + self._asked, []
+        for then in asked:
+            self._post(then)
+
+    def _try_to_open(self) -> None:
         spec = self.spec
         options = BackendOptions(spec.name, spec.url, spec.quota_bytes, self.timeout_s)
         try:
@@ -241,7 +270,8 @@ class Lane:
             return
         self._open_error = ""
         self._most_writes = max(1, backend.threads - 1)
-        self._backend = backend
+        with self._ready:
+            self._backend = backend
 
     def _open_until_closed(self) -> None:
         wait_s = AGAIN_S
@@ -254,7 +284,7 @@ class Lane:
                     threading.Thread(target=self.serve, name=self.spec.name, daemon=True).start()
                 return
             with self._ready:
-                self._ready.wait_for(lambda: self._closing, wait_s)
+                self._ready.wait_for(lambda: self._closing or bool(self._asked), wait_s)
             wait_s = min(2 * wait_s, AGAIN_MOST_S)
 
     def work_once(self, bounce: Bounce, wait: bool = True) -> bool:

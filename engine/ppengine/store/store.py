@@ -58,6 +58,8 @@ class Store:
         self._home = Home(place, places, clock, post, self._answer)
         self._send, self._clock, self._make_lane = send, clock, make_lane
         self._jobs: dict[int, Job] = {}
+        self._tests: dict[int, Test] = {}
+        """Tests whose backend is tried to be opened first."""
         self._lanes: dict[str, Lane] = {}
         self._retired: list[Lane] = []
         self._pool: SlotPool | None = None
@@ -75,6 +77,8 @@ class Store:
         elif isinstance(message, Cancel):
             if message.job in self._jobs:
                 self._jobs[message.job].end("it was cancelled")
+            elif (test := self._tests.pop(message.job, None)) is not None:
+                self._send(self._refusal(test, "it was cancelled"))
         elif isinstance(message, Delete):
             self._delete(message)
         elif isinstance(message, OpenPool):
@@ -112,6 +116,7 @@ class Store:
         """End all jobs without an answer, for a core that is gone. `busy` until nothing copies any more."""
         self._silent = True
         self._namespace = self._next_pool = None
+        self._tests.clear()
         for job in list(self._jobs.values()):
             job.end("the core is gone")
         self._drop_pool()
@@ -135,7 +140,7 @@ class Store:
     # --- jobs -----------------------------------------------------------------------------------------------
 
     def _begin(self, message: Question) -> None:
-        if message.job in self._jobs:
+        if message.job in self._jobs or message.job in self._tests:
             log.error("job %d is open already; its second message is dropped", message.job)
             return
         try:
@@ -153,9 +158,28 @@ class Store:
             elif isinstance(message, Clear):
                 self._start(ClearJob(self._home, self._lane(message.backend, None), self._named(), message))
             else:
-                self._start(TestJob(self._home, self._lane(message.backend, None), message))
+                self._test(message)
         except RefusedError as error:
             self._send(self._refusal(message, str(error)))
+
+    def _test(self, message: Test) -> None:
+        """Test a backend; one that could not be opened is tried again first, for its place may be mended."""
+        lane = self._lanes.get(message.backend)
+        if lane is None or not lane.fails_to_open:
+            self._start(TestJob(self._home, self._lane(message.backend, None), message))
+            return
+
+        def tried() -> None:
+            if self._tests.get(message.job) is not message:
+                return  # It was cancelled, or its core is gone.
+            del self._tests[message.job]
+            try:
+                self._start(TestJob(self._home, self._lane(message.backend, None), message))
+            except RefusedError as error:
+                self._send(self._refusal(message, str(error)))
+
+        self._tests[message.job] = message
+        lane.open_soon(tried)
 
     def _start(self, job: _J) -> None:
         self._jobs[job.number] = job

@@ -238,7 +238,7 @@ class BackendVerbs:
         if not others or not isinstance(answer, Done) or answer.error:
             self._cared(operation, [FIRST], "", job)
             return
-        done = f"stage 0: {answer.text}; " if answer.text else ""
+        done = f"{self._names([FIRST])}: {answer.text}; " if answer.text else ""
         end = partial(self._cared, operation, others, done)
         second = self._desk.jobs.open(others, CARE_S, end, backend=name, for_operator=True)
         for place in others:
@@ -254,15 +254,24 @@ class BackendVerbs:
 
     def _cared(self, operation: Operation, places: list[Place], done: str, job: Job) -> None:
         """End the operation of a test or a clear with the answers of all places."""
-        texts, failed = [], bool(job.why)
+        by_text: dict[str, list[Place]] = {}
+        failed = bool(job.why)
         for place in places:
             answer = job.answers.get(place)
             if isinstance(answer, Done):
                 failed = failed or bool(answer.error)
-                texts.append(f"stage {place.stage}: {answer.error or answer.text or 'done'}")
+                text = answer.error or answer.text or "done"
             else:
-                texts.append(f"stage {place.stage}: {job.why or 'no answer'}")
-        self._operations.end(operation, "failed" if failed else "applied", done + "; ".join(texts))
+                text = job.why or "no answer"
+            by_text.setdefault(text, []).append(place)
+        text = "; ".join(f"{self._names(found)}: {text}" for text, found in by_text.items())
+        self._operations.end(operation, "failed" if failed else "applied", done + text)
+
+    def _names(self, places: list[Place]) -> str:
+        """Return `stage 0`, or `stages 0.0, 0.1 and 1.0` with their ranks."""
+        ranked = any(place.rank for place in self._desk.links.records)
+        *others, last = [f"{place.stage}.{place.rank}" if ranked else f"{place.stage}" for place in places]
+        return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
 
 
 def _state(backend: Backend) -> str:
