@@ -125,6 +125,8 @@ def test_a_gateway_that_does_not_answer_is_exit_5(cli: Cli, fake: FakeGateway) -
     run = cli("status", "--timeout", "0.5")
     assert run.code == 5
     assert "not attached within 0.5 s" in run.err
+    assert run.err.endswith(f"; to see why: ppconsole -e {fake.id} explain\n"), "the host may know"
+    assert "to see why" not in cli("explain", "--timeout", "0.5").out
 
 
 def test_attach_without_a_terminal_is_exit_2(cli: Cli, fake: FakeGateway) -> None:

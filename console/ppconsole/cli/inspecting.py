@@ -10,7 +10,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options, filter_of
-from ppconsole.cli.session import find_any, one_snapshot, opened, print_json, run, say
+from ppconsole.cli.session import SEE_WHY, find_any, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -158,7 +158,7 @@ def explain_command(common: Common) -> int:
     except exits.Failure as error:
         if error.exit_code != exits.TIMEOUT or found.remote:
             raise
-        return _explain_host(found, str(error), common.json)
+        return _explain_host(found, str(error).partition(SEE_WHY)[0], common.json)
     engine = snapshot.engine
     faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
     if common.json:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ppconsole.link.engine_link import EngineLink
 
 ATTACH_S = 10.0
+SEE_WHY = "; to see why: "
+"""Before the command that asks the host of an engine which does not answer."""
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 T = TypeVar("T")
 
@@ -137,12 +139,17 @@ async def attached(
 ) -> AsyncIterator[EngineLink]:
     """Attach to the engine that `common` names and leave it at the end. Raises Failure, LinkLost."""
     from ppconsole.link.engine_link import EngineLink
+    from ppconsole.link.source import LinkLost
 
     record = find(common.engine)
     link = EngineLink(record, **{"backlog": 0, **options})
     await link.start(on_update or (lambda update: None))
     try:
-        await link.attached(common.timeout or ATTACH_S)
+        try:
+            await link.attached(common.timeout or ATTACH_S)
+        except LinkLost as error:
+            hint = "" if record.remote else f"{SEE_WHY}ppconsole -e {record.id} explain"
+            raise LinkLost(f"{error}{hint}", sent=False) from None
         yield link
     finally:
         await link.close()
