@@ -10,6 +10,7 @@ from typing import get_args
 
 import ppconsole.view
 import pytest
+from ppconsole.model.request_fields import FIELDS
 from ppconsole.view import kvmap, marks, timeline
 from ppconsole.view.cells import Column
 from ppengine.protocol.snapshot import Cause, EngineState
@@ -49,3 +50,9 @@ def test_the_handbook_has_it(what: str, shown: set[str]) -> None:
 def test_every_stage_state_has_its_letter_and_word() -> None:
     rows = dict(re.findall(r"^\| `([A-Z])` \| (\w+) \| .*\w", HANDBOOK, re.MULTILINE))
     assert rows == {marks.STAGE[state].text: state for state in get_args(StageState)} | {marks.FAULT.text: "faulty"}
+
+
+def test_the_fields_of_filters_are_those_of_the_console() -> None:
+    chapter = HANDBOOK.partition("\n# Filters\n")[2]
+    listed = chapter.partition("The fields are ")[2].partition(". ")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == {*(field.name for field in FIELDS.values()), "stat"}

@@ -90,6 +90,9 @@ def test_the_core_as_the_root_and_a_healthy_pipeline():
     picture = snapshots.snapshot(2, 2)
     text = "\n".join(page(picture, rings=snapshots.rings(2, None)))
     assert "no fault found: serving" in text and "ROOT" not in text and "as of" in text
+    picture.engine.state, picture.engine.message = "paused", "paused by eve; resume goes on"
+    assert "no fault found: paused by eve; resume goes on" in "\n".join(page(picture)), "the state once"
+    picture.engine.state, picture.engine.message = "serving", ""
     picture.verdicts = [Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=3.0)]
     text = "\n".join(page(picture))
     assert "! ROOT: the engine core" in text and "! CORE, for 3.0s" in text

@@ -398,6 +398,7 @@ def test_request_detail_has_the_numbers():
     found.priority = -7
     text = "\n".join(texts(drilldown.request_rows(info, found, "", 80)))
     assert "priority      -7" in text
+    assert "finished      -" in text, "it runs: `?` is for figures that are not known"
     assert "need 121, have 100" in text and "503 tokens" in text and "no device blocks" in text
     gone = texts(drilldown.request_rows(None, None, "NOT_FOUND", 80))
     assert "NOT_FOUND" in gone[0] and "not in the engine" in gone[1]

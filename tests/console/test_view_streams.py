@@ -37,6 +37,16 @@ def test_streams_findings_and_checks_at_80_columns():
     assert "read by  pickling of seqstart" in text and "broadcast.py:51" in text and "to fix  record an event" in text
 
 
+def test_an_idle_stage_is_not_marked_as_old_but_a_starved_one_is():
+    picture = snapshots.snapshot(2, 0)
+    for stage, state in zip(picture.stages, ("idle", "starved"), strict=True):
+        stage.state = state
+        stage.streams = [StreamInfo(name="main", owner="main", op="idle", age_ms=60_000.0, waits_for="core")]
+    idle, starved = (line for line in texts(stream_table.rows(picture, [], "", 80)) if "core" in line)
+    assert "!" not in idle and "1m00" in idle
+    assert "! idle" in starved
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_operation_of_a_stream_is_cut(width):
     picture = snapshots.snapshot(2, 4)

@@ -45,6 +45,8 @@ class PastSource:
     async def inspect(self, what: InspectWhat, **options: Unpack[InspectOptions]) -> Detail:
         """Return the recorded detail. Raises QueryFailed if there is none."""
         detail = self.kept(what)
+        if detail is None and what == "rings":
+            raise QueryFailed("NOT_FOUND", f"this {self.kind} keeps no steps; each incident has those before its fault")
         if detail is None:
             raise QueryFailed("NOT_FOUND", f"this {self.kind} has no {what}")
         return detail

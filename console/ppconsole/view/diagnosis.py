@@ -105,8 +105,9 @@ def _beside(left: list[Row], right: list[Row], side: int) -> list[Row]:
 def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: int) -> list[Row]:
     """Return the verdict, in bold; that there is no fault; or the fault at which the steps froze."""
     if verdict is None:
-        message = clean(snapshot.engine.message)
-        return [row(("  no fault found", "ok"), (f": {snapshot.engine.state}{f', {message}' if message else ''}", ""))]
+        state, message = snapshot.engine.state, clean(snapshot.engine.message)
+        text = message if message.startswith(state) else f"{state}{f', {message}' if message else ''}"
+        return [row(("  no fault found", "ok"), (f": {text}", ""))]
     now = root_verdict(snapshot)
     found = []
     if now is None:

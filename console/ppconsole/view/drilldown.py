@@ -160,7 +160,8 @@ def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:
         ("age", age_text(detail.age_s)), ("queued", figures.latency(detail.queued_s)),
         ("first token", figures.latency(detail.first_token_s)),
         ("between", figures.latency_ms(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
-        ("itl p50 p99", _pair(detail.itl_p50_ms, detail.itl_p99_ms)), ("finished", age_text(detail.finished_s)),
+        ("itl p50 p99", _pair(detail.itl_p50_ms, detail.itl_p99_ms)),
+        ("finished", "-" if detail.finished_s is None else age_text(detail.finished_s)),
     ]  # fmt: skip
 
 

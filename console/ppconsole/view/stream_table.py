@@ -111,10 +111,11 @@ def _checks(checks: ChecksInfo, width: int, act: bool) -> list[Row]:
 
 
 def _stage(stage: StageInfo, name: str, placed: list[Placed], is_faulty: bool) -> list[Row]:
-    """Return one row a stream. An operation older than two seconds is marked `!`, too."""
+    """Return one row a stream. An operation older than two seconds is marked `!`, but not that of an idle stage."""
     lines = []
     for index, stream in enumerate(stage.streams):
-        old = bool(stream.op) and (stream.age_ms or 0.0) > ledger.OLD_MS
+        busy = bool(stream.op) and (stream.op, stage.state) != ("idle", "idle")
+        old = busy and (stream.age_ms or 0.0) > ledger.OLD_MS
         op = with_rank(stream.op or "", stage)
         label = f"{'!' if is_faulty else ' '}{name:>2}" if not index else ""
         cells: dict[str, Seg] = {
