@@ -48,7 +48,8 @@ def test_a_full_host_and_a_quota_explain_a_wait(waits):
 def test_one_second_of_its_share_does_not_end_it_and_two_do():
     stage = Stage()
     stage.run(3, main=0.8)
-    assert stage.run(1).for_ms == 4000
+    found = stage.run(1)
+    assert (found.for_ms, found.share) == (4000, 0.8), "the share is of a second that counts"
     assert stage.run(1, main=0.8).for_ms == 5000
     assert stage.run(2) is None
     assert stage.run(1, main=0.8).for_ms == 1000

@@ -292,6 +292,11 @@ def test_a_straggler_that_gets_no_core(count, k):
     assert "its main thread may use processors 3, nice value 19" in root.evidence
     short = with_stage(stages, k, starved=msgspec.structs.replace(held, for_ms=3900.0))
     assert not any("core" in root.summary for root in diagnose(evidence(short)))
+    for idle in (None, pace(14.5, age_s=60.0)):
+        calm = [msgspec.structs.replace(one, pace=idle) for one in healthy(count)]
+        assert not roots(diagnose(evidence(with_stage(calm, k, starved=held)))), "it has nothing to do"
+    (root,) = diagnose(evidence(with_stage(calm, k, starved=held, unretired_age_s=0.1, unretired_step=9)))
+    assert root.cause == "straggler", "its step may be the first for a minute"
 
 
 def test_twice_the_usual_time_is_named_sooner():

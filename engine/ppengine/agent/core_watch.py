@@ -33,6 +33,8 @@ class CoreWatch:
         self._since_ns = 0
         """When it began; 0: it is not so."""
         self._healthy = 0
+        self._share = 0.0
+        """Share of the newest look that counted."""
 
     def look(self, now_ns: int, waits: Waits, pid: int) -> StarvedSample | None:
         """Enter the times of this moment; return the state, None if it gets its share."""
@@ -42,7 +44,7 @@ class CoreWatch:
         main_ns, throttled_us, full_ns = (now - then for now, then in zip(waits, before[1], strict=True))
         share = (main_ns - 1000 * throttled_us - full_ns) / (now_ns - before[0])
         if share >= SHARE:
-            self._since_ns, self._healthy = self._since_ns or before[0], 0
+            self._since_ns, self._healthy, self._share = self._since_ns or before[0], 0, share
         else:
             self._healthy += 1
             if self._healthy >= _HEALTHY:
@@ -50,6 +52,4 @@ class CoreWatch:
         if not self._since_ns:
             return None
         for_ms = round((now_ns - self._since_ns) / 1e6, 1)
-        return StarvedSample(
-            share=round(min(1.0, max(share, 0.0)), 3), for_ms=for_ms, scheduling=procfs.scheduling(pid)
-        )
+        return StarvedSample(share=round(min(1.0, self._share), 3), for_ms=for_ms, scheduling=procfs.scheduling(pid))

@@ -32,8 +32,14 @@ def starved(case: Case) -> list[Verdict]:
         if stage.starved is not None
         and stage.starved.for_ms >= STARVED_AFTER_S * 1e3
         and stage.phase == "serving"
+        and _works(stage)
         and not (is_lost(stage) or is_unseen(stage) or stage.key in case.guilty)
     ]
+
+
+def _works(stage: StageEvidence) -> bool:
+    """Return whether a stage has a step, or had one a moment ago: on a busy host the turns of an idle one come late."""
+    return stage.unretired_age_s is not None or (stage.pace is not None and stage.pace.age_ms <= _FRESH_MS)
 
 
 def _is_throttled(stage: StageEvidence, quota: QuotaSample) -> bool:

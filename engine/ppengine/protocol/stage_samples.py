@@ -156,7 +156,7 @@ class StarvedSample(msgspec.Struct, kw_only=True, frozen=True):
     """A main thread that waits for a core while others idle."""
 
     share: float
-    """Share of the last second in which it did, at least."""
+    """Share of a second in which it did, at least: of the newest one that counts."""
     for_ms: float
     """Time for which it has been so."""
     scheduling: str
