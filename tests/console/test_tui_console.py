@@ -401,6 +401,18 @@ async def test_a_cordon_is_placed_and_lifted_from_the_stage_row():
         assert dialog.verb == Cordon(stage=1, undo=True)
 
 
+async def test_a_prompt_typed_while_the_link_is_lost_is_no_key_and_is_kept():
+    async with console() as rig:
+        rig.source.send(LinkState(state="lost", age_s=7.0, retry_in_s=2.0, text="no answer"))
+        await rig.pilot.press("i", *"hello", "enter")
+        assert "prompt: the link is lost" in rig.screen() and not rig.source.commands
+        assert rig.app.screen is rig.app.main and rig.app.main.line.input.value == "hello"
+        rig.source.send(LinkState(state="live", age_s=0.0), snapshots.snapshot(4, 8))
+        await rig.pilot.press("enter")
+        await rig.until(lambda: [verb.prompt for verb in rig.source.acted()] == ["hello"])
+        assert rig.app.main.line.input.value == ""
+
+
 async def test_a_lost_link_greys_disables_and_comes_back():
     async with console() as rig:
         rig.clock.now += 7
@@ -415,7 +427,8 @@ async def test_a_lost_link_greys_disables_and_comes_back():
         await rig.pilot.press("tab")
         await rig.pilot.press("a", "i")
         assert rig.app.screen is rig.app.main and not rig.source.commands
-        assert not rig.app.main.query_one(PromptLine).input.has_focus
+        assert rig.app.main.query_one(PromptLine).input.has_focus, "words that follow are no keys"
+        await rig.pilot.press("escape")
         rig.source.send(LinkState(state="live", age_s=0.0), snapshots.snapshot(4, 8))
         rig.app.tick()
         assert not left._faded and not rig.app.model.verbs_off() and "preempt" in rig.board("foot")

@@ -312,10 +312,14 @@ class MainScreen(LineScreen):
     # --- the line at the bottom -------------------------------------------------------------------------------
 
     def action_line(self, mode: Mode) -> None:
-        """Open the line for a prompt, a filter or a command."""
-        if mode == "prompt" and (why := self._model.refusal("submit", "prompt")):
+        """Open the line for a prompt, a filter or a command.
+
+        Also while the link is lost, which is soon over: what the operator types must not be taken as keys.
+        """
+        why = self._model.refusal("submit", "prompt") if mode == "prompt" else ""
+        if why:
             self.console.report(why, bad=True)
-        else:
+        if not why or self._model.link().state in ("stale", "lost"):
             self.open_line(mode, self._model.state.filter if mode == "filter" else "")
 
     def given(self, mode: Mode, text: str) -> None:
@@ -331,6 +335,8 @@ class MainScreen(LineScreen):
             if command := text[1:].strip():
                 self.console.navigation.run_line(command)
         elif text.strip():
+            if self._model.refusal("submit"):
+                self.open_line(mode, text)  # it is kept: the link may be back before the next Enter
             text = text.removeprefix("\\") if text.startswith("\\:") else text
             self._following.submit(commands.prompt(text, self.console.settings.prompt))
 
