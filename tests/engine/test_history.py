@@ -9,7 +9,7 @@ import pytest
 from ppengine.gateway import history as module
 from ppengine.gateway.history import SEGMENT_S, History
 from ppengine.protocol.recording import Recording, RecordingError
-from ppengine.protocol.snapshot import EngineInfo, Event, Snapshot
+from ppengine.protocol.snapshot import EngineInfo, Event, Snapshot, Verdict
 
 
 class Clock:
@@ -101,6 +101,27 @@ def test_a_large_engine_gets_fewer_snapshots_not_fewer_minutes(tmp_path, clock):
     last = [frames(path) for path in kept[-3:]]
     assert all(2 <= len(each) < 30 for each in last), "a snapshot a second does not fit"
     assert len(kept) >= 5
+
+
+def test_a_large_engine_keeps_the_begin_and_the_end_of_a_fault(tmp_path, clock):
+    """Its snapshots are up to ten seconds apart: an incident would show a picture without its fault."""
+    history = History(tmp_path, "e", "n", 60, 2**16)
+    for step in range(60):
+        history.write(snapshot(step, secrets.token_hex(4000)))
+        clock.now += 1.0
+    history.write(snapshot(60, secrets.token_hex(4000)))
+    clock.now += 0.5
+    history.write(snapshot(61))
+    for step, age_s in ((62, 0.0), (63, 0.2)):
+        clock.now += 0.2
+        picture = snapshot(step)
+        picture.verdicts = [Verdict(stage=1, cause="dead", summary="stage 1 was killed", since_s=age_s)]
+        history.write(picture)
+    clock.now += 0.2
+    history.write(snapshot(64))
+    history.write(snapshot(65))
+    history.close()
+    assert [update.engine.step for path in segments(tmp_path) for update in frames(path)][-2:] == [62, 64]
 
 
 def test_nothing_is_kept_without_minutes(tmp_path, clock):

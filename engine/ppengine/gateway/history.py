@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ppengine.protocol.recording import Recorder, RecordingError, Update
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import Cause, Snapshot
 
 SEGMENT_S = 60.0
 _PERIOD_MOST_S = 10.0
@@ -19,9 +19,9 @@ _AROUND_MOST = 4
 class History:
     """Writes snapshots and events to `folder`, for `minutes` and at most `bytes_most`. Never raises.
 
-    A large engine gets fewer snapshots, so that the minutes fit. After an error of the disk, the next segment is a
-    new try; `problem` has the error. A clock that is set changes the names of later segments alone: all else goes by
-    the monotonic one.
+    A large engine gets fewer snapshots, so that the minutes fit, but always those in which a fault begins or ends.
+    After an error of the disk, the next segment is a new try; `problem` has the error. A clock that is set changes the
+    names of later segments alone: all else goes by the monotonic one.
     """
 
     def __init__(self, folder: Path, engine: str, name: str, minutes: int, bytes_most: int) -> None:
@@ -35,6 +35,8 @@ class History:
         """Segments in the order in which they were written."""
         self._period_s = 0.0
         self._snapshots = 0
+        self._roots: set[tuple[int | None, int | None, Cause]] = set()
+        """Root verdicts of the newest snapshot that was written."""
         self.problem = ""
 
     def write(self, update: Update) -> None:
@@ -43,8 +45,10 @@ class History:
         if not self._minutes:
             return
         if isinstance(update, Snapshot):
-            if now < self._due:
+            roots = {(each.stage, each.rank, each.cause) for each in update.verdicts if each.root}
+            if now < self._due and roots == self._roots:
                 return
+            self._roots = roots
             self._due = now + self._period_s
             self._snapshots += 1
         try:
