@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ppengine.protocol.snapshot import Verdict
 
+from ppconsole.model.facts import root_verdict
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.memory import MemoryDialog
 from ppconsole.tour import DidNotHappen, TourApp
-from ppconsole.view.marks import root_verdict
 
 STAGE = 1
 PROMPTS = ("Once upon a time", "The little fox", "In the morning the old man", "She opened the door and")

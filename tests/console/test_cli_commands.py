@@ -25,7 +25,7 @@ from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.quantiles import Quantiles
-from ppengine.protocol.snapshot import Latency, Snapshot
+from ppengine.protocol.snapshot import Latency, Snapshot, Verdict
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
 from ppengine.protocol.verbs import (
@@ -153,6 +153,10 @@ def test_ls_lists_engines_with_their_state(cli: Cli, fake: FakeGateway) -> None:
     assert fake.id in run.out
     assert "serving" in run.out
     assert cli("ls", "--json").rows[0][0]["state"] == "serving"
+    fake.snapshot.verdicts = [Verdict(stage=1, cause="stopped", summary="stage 1 is stopped", since_s=9.0)]
+    shown = cli("ls").out
+    assert " stuck " in shown and "serving" not in shown, "as the banner has it"
+    assert cli("ls", "--json").rows[0][0]["state"] == "serving", "scripts get the engine's own state"
     fake.stop()
     empty = cli("ls", "--json")
     assert (empty.code, empty.rows) == (0, [[]])

@@ -14,11 +14,11 @@ import test_tiers
 from cli_helpers import Cli
 from ppconsole.cli import render
 from ppconsole.cli.streams import device_lines, ledger_lines
+from ppconsole.model import facts
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.state import ConsoleState
 from ppconsole.model.topology import topology_of
 from ppconsole.view import (
-    banner,
     board,
     clients_page,
     diagnosis,
@@ -244,8 +244,12 @@ def test_help_finds_a_name_of_the_legend_on_all_its_screens(cli: Cli) -> None:
 
 
 def test_help_finds_each_badge_and_a_name_with_any_number() -> None:
-    for badge in (*banner.FAULT_WORDS.values(), "FAULT", *(state.upper() for state in marks.ENGINE)):
-        assert help_page.find(badge), badge
+    for badge in (
+        *(word.upper() for word in facts.FAULT_WORDS.values()),
+        "FAULT",
+        *(state.upper() for state in marks.ENGINE),
+    ):
+        assert help_page.find(badge.upper()), badge
     for name, meaning in {
         "peak": "output tokens", "healed": "is over", "+1": "in flight", "+2": "in flight", "r0": "revision",
         "m5": "micro-batch", "11-19/240": "rows in view",

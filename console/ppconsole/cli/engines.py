@@ -12,7 +12,7 @@ from ppconsole.cli.options import SECONDS, json_option
 from ppconsole.cli.session import print_json, run, say
 
 if TYPE_CHECKING:
-    from ppengine.protocol.discovery import EngineRecord
+    from ppconsole.link.survey import Surveyed
 
 
 @click.command("ls")
@@ -33,12 +33,12 @@ def ls_command(as_json: bool, ended: bool, timeout: float) -> None:
     if as_json:
         import msgspec
 
-        live = [{**msgspec.structs.asdict(record), "state": state} for record, state in rows]
+        live = [{**msgspec.structs.asdict(record), "state": state} for record, state, _ in rows]
         old = [{**msgspec.structs.asdict(one.record), "state": "ended", "end": one.end} for one in past]
         print_json([*live, *old])
         return
     if rows:
-        click.echo("\n".join(render.engine_lines(rows, time.time())))
+        click.echo("\n".join(render.engine_lines([(record, word) for record, _, word in rows], time.time())))
     if past:
         click.echo("\n".join([*([""] if rows else []), *render.ended_lines(past, time.time())]))
     if not rows and not past:
@@ -46,7 +46,7 @@ def ls_command(as_json: bool, ended: bool, timeout: float) -> None:
         say(f"no engine runs here; start one: ppconsole demo, or ppconsole serve PROFILE{more}")
 
 
-async def _states(timeout: float) -> list[tuple[EngineRecord, str]]:
+async def _states(timeout: float) -> list[Surveyed]:
     from ppengine.protocol.discovery import RuntimeDirError
 
     from ppconsole.link.survey import survey

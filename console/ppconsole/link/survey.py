@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from ppengine.protocol.discovery import EngineRecord, list_engines
 from ppengine.protocol.recording import Update
 from ppengine.protocol.snapshot import Snapshot
 
 from ppconsole.link.engine_link import EngineLink
+from ppconsole.model.facts import fault_word
 
 SILENT = "no answer"
 
 
-async def survey(timeout: float) -> list[tuple[EngineRecord, str]]:
+class Surveyed(NamedTuple):
+    """One engine. `word`: the effect of its fault, as `stuck`, or else its state."""
+
+    record: EngineRecord
+    state: str
+    word: str
+
+
+async def survey(timeout: float) -> list[Surveyed]:
     """Return every engine of this user with its state; one is silent after `timeout` seconds.
 
     Raises RuntimeDirError.
     """
     records = list_engines()
     states = await asyncio.gather(*(state_of(record, timeout) for record in records))
-    return list(zip(records, states, strict=True))
+    return [Surveyed(record, *both) for record, both in zip(records, states, strict=True)]
 
 
-async def state_of(record: EngineRecord, timeout: float) -> str:
-    """Return the state in the engine's first snapshot, `no answer` if none came in time."""
+async def state_of(record: EngineRecord, timeout: float) -> tuple[str, str]:
+    """Return state and word of the engine's first snapshot, both `no answer` if none came in time."""
     first: asyncio.Future[Snapshot] = asyncio.get_running_loop().create_future()
 
     def take(update: Update) -> None:
@@ -35,8 +45,9 @@ async def state_of(record: EngineRecord, timeout: float) -> str:
     await link.start(take)
     try:
         async with asyncio.timeout(timeout):
-            return (await first).engine.state
+            snapshot = await first
+        return snapshot.engine.state, fault_word(snapshot) or snapshot.engine.state
     except TimeoutError:
-        return SILENT
+        return SILENT, SILENT
     finally:
         await link.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.snapshot import Cause, Snapshot, Verdict
 from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.ranks import of_snapshot, words
@@ -52,6 +52,34 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
         return "this console is read-only"
     fresh = freshness(state, now)
     return f"the link is {fresh.text}" if fresh.grey else ""
+
+
+SUFFERERS = ("starved", "blocked", "undetermined")
+"""Causes that are never the root of a fault."""
+_STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
+FAULT_WORDS: dict[Cause, str] = {
+    **dict.fromkeys(_STUCK, "stuck"), "straggler": "slow", "store": "store", "undetermined": "stuck?",
+}  # fmt: skip
+"""Words for a root verdict while the engine's own state says that it works; `fault` for the others."""
+
+
+def root_verdict(snapshot: Snapshot) -> Verdict | None:
+    """Return the verdict to show first: a root one if there is any, else the oldest. That of a store comes last."""
+    roots = [verdict for verdict in snapshot.verdicts if verdict.root]
+    steps = [verdict for verdict in roots if verdict.cause != "store"]
+    found = [verdict for verdict in steps if verdict.cause not in SUFFERERS] or steps or roots or snapshot.verdicts
+    return max(found, key=lambda verdict: verdict.since_s, default=None)
+
+
+def fault_word(snapshot: Snapshot) -> str:
+    """Return the effect of a fault in a word; empty without one, and where the engine's state says it already.
+
+    A core that waits for a stuck stage says `serving`.
+    """
+    verdict = root_verdict(snapshot)
+    if verdict is None or not verdict.root or snapshot.engine.state in ("degraded", "stopped", "loading"):
+        return ""
+    return FAULT_WORDS.get(verdict.cause, "fault")
 
 
 def root_verdicts(snapshot: Snapshot) -> list[Verdict]:

@@ -9,6 +9,7 @@ from ppengine.protocol.snapshot import Snapshot, Verdict
 from textual.binding import Binding, BindingType
 
 from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.facts import root_verdict
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import suggestion
 from ppconsole.screens.console import Console, Selected
@@ -17,7 +18,6 @@ from ppconsole.screens.reader import Reader
 from ppconsole.view import commands, diagnosis, step_table
 from ppconsole.view.cells import Row
 from ppconsole.view.keys import Key, diagnosis_keys
-from ppconsole.view.marks import root_verdict
 
 
 class DiagnosisScreen(Reader):

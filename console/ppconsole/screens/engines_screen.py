@@ -79,7 +79,7 @@ class EnginesScreen(Screen[EngineRecord | EndedEngine | None]):
                 self._ended = self._ended_list.read([record.id for record, _ in self._engines])
                 self._known = True
                 self.paint()
-                self._engines = await survey(ANSWER_S)
+                self._engines = [(record, word) for record, _, word in await survey(ANSWER_S)]
             except RuntimeDirError as error:
                 self.console.report(str(error), bad=True)
             self.paint()

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ppengine.protocol.snapshot import Cause, Snapshot
+from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import Role, covers
 
-from ppconsole.model.facts import REPLAY, REPLAY_END, cordon_text, headline, unseen_stages, verdict_text
+from ppconsole.model.facts import (
+    REPLAY,
+    REPLAY_END,
+    cordon_text,
+    fault_word,
+    headline,
+    root_verdict,
+    unseen_stages,
+    verdict_text,
+)
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import figures
 from ppconsole.view.cells import Row, Seg, clip, fit, row, spread, width_of
 from ppconsole.view.incident_table import badge
-from ppconsole.view.marks import ENGINE, LINK, root_verdict
+from ppconsole.view.marks import ENGINE, LINK
 
-_STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
-FAULT_WORDS: dict[Cause, str] = {
-    **dict.fromkeys(_STUCK, "STUCK"), "straggler": "SLOW", "store": "STORE", "undetermined": "STUCK?",
-}  # fmt: skip
-"""Words of the badge for a root verdict while the engine's own state says that it works."""
 OLD_CORE_MS = 2000.0
 """Older than this the core's figures are said to be old."""
 _NO_LIMIT = 10_000
@@ -104,11 +108,11 @@ def _rights_chip(link: Link) -> Seg:
 
 
 def _state_chip(snapshot: Snapshot) -> Seg:
-    """Return the engine's state, or the effect of a fault: a core that waits for a stuck stage says `serving`."""
-    verdict, state = root_verdict(snapshot), snapshot.engine.state
-    if verdict is None or not verdict.root or state in ("degraded", "stopped", "loading"):
-        return f" {clean(state).upper()} ", ENGINE.get(state, "chip.info")
-    return f" {FAULT_WORDS.get(verdict.cause, 'FAULT')} ", "chip.bad"
+    """Return the effect of a fault, or else the engine's state."""
+    if word := fault_word(snapshot):
+        return f" {word.upper()} ", "chip.bad"
+    state = snapshot.engine.state
+    return f" {clean(state).upper()} ", ENGINE.get(state, "chip.info")
 
 
 def state_segs(snapshot: Snapshot | None, link: Link) -> list[Seg]:

@@ -8,7 +8,7 @@ from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, Verdict
 
-from ppconsole.model.facts import headline
+from ppconsole.model.facts import headline, root_verdict
 from ppconsole.model.ranks import place_of, words
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
@@ -17,7 +17,7 @@ from ppconsole.model.waits import arrows
 from ppconsole.view import pipeline, step_table
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
 from ppconsole.view.drilldown import heading, stacks_rows
-from ppconsole.view.marks import faulty_places, root_verdict
+from ppconsole.view.marks import faulty_places
 
 TWO_COLUMNS = 140
 """From this width on the steps are beside the stacks."""

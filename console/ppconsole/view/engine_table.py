@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
 
 from ppconsole.model.endings import clock_text
+from ppconsole.model.facts import FAULT_WORDS
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view.cells import FLEX, Column, Row, Seg, fit, header, place, row, table_row
@@ -114,4 +115,5 @@ def _name(record: EngineRecord, present: str) -> str:
 
 
 def _style(state: str) -> str:
-    return ENGINE.get(state, "dim").removeprefix("chip.")
+    faulty = state in (*FAULT_WORDS.values(), "fault")
+    return "bad" if faulty else ENGINE.get(state, "dim").removeprefix("chip.")

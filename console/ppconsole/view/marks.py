@@ -9,6 +9,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot, Verdict
 from ppengine.protocol.stage_info import StageInfo
 
+from ppconsole.model.facts import SUFFERERS
 from ppconsole.model.ranks import place_of
 
 
@@ -66,21 +67,10 @@ LINK = {
     "REPLAY end": "chip.info",
 }
 
-SUFFERERS = ("starved", "blocked", "undetermined")
-"""Causes that are never the root of a fault."""
-
 
 def request_mark(state: str) -> Mark:
     """Return the mark of a request state; one from a newer engine shows its first letters."""
     return REQUEST.get(state) or Mark(state[:4], "info")
-
-
-def root_verdict(snapshot: Snapshot) -> Verdict | None:
-    """Return the verdict to show first: a root one if there is any, else the oldest. That of a store comes last."""
-    roots = [verdict for verdict in snapshot.verdicts if verdict.root]
-    steps = [verdict for verdict in roots if verdict.cause != "store"]
-    found = [verdict for verdict in steps if verdict.cause not in SUFFERERS] or steps or roots or snapshot.verdicts
-    return max(found, key=lambda verdict: verdict.since_s, default=None)
 
 
 def _faults(snapshot: Snapshot) -> list[Verdict]:

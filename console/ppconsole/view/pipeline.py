@@ -12,13 +12,14 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.stage_info import StageInfo
 
+from ppconsole.model.facts import root_verdict
 from ppconsole.model.ranks import place_of, several
 from ppconsole.model.ranks import words as name_of
 from ppconsole.model.units import age_text
 from ppconsole.model.waits import CORE, Arrow, arrows
 from ppconsole.view import figures, wording
 from ppconsole.view.cells import Row, Seg, clip, fit, row, width_of, wrap
-from ppconsole.view.marks import CORDONED, faulty_places, faulty_stages, root_verdict, stage_mark, state_word
+from ppconsole.view.marks import CORDONED, faulty_places, faulty_stages, stage_mark, state_word
 from ppconsole.view.stage_rows import HALTED, NONE_OPENED, StageRow, rows_of_ranks
 from ppconsole.view.stage_rows import rows as all_rows
 
