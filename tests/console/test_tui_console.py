@@ -420,6 +420,7 @@ async def test_a_lost_link_greys_disables_and_comes_back():
         rig.app.tick()
         left = rig.app.screen.query_one("#left", Lines)
         assert left._faded and "lost" in rig.board("top") and "7.0s" in rig.board("top")
+        assert "link lost: no answer; figures are 7.0s old" in rig.board("top"), "the reason is not cut"
         assert "preempt" not in rig.board("foot") and "stacks" in rig.board("foot")
         await rig.pilot.press("tab")
         offered = rig.board("foot").split()

@@ -71,6 +71,15 @@ async def test_a_viewer_is_offered_no_verb_and_a_key_says_why() -> None:
         assert not fake.commands
 
 
+async def test_a_viewer_is_not_told_to_write_a_prompt() -> None:
+    async with attached("viewer") as (fake, rig):
+        assert "writes a prompt" not in rig.screen() and rig.app.main.line.input.placeholder == ""
+        fake.snapshot.requests = []
+        fake.snapshot.requests_total = 0
+        await settled(rig, lambda: "no requests" in rig.screen())
+        assert "writes a prompt" not in rig.screen()
+
+
 async def test_verbs_come_with_the_role_and_go_with_it_while_the_console_is_attached() -> None:
     async with attached("viewer") as (fake, rig):
         fake.role = "operator"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ppengine.protocol.snapshot import Cause, Snapshot, Verdict
 from ppengine.protocol.stage_info import StageInfo
+from ppengine.protocol.verb_table import ROWS, covers
 
 from ppconsole.model.ranks import of_snapshot, words
 from ppconsole.model.safe import clean
@@ -52,6 +53,11 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
         return "this console is read-only"
     fresh = freshness(state, now)
     return f"the link is {fresh.text}" if fresh.grey else ""
+
+
+def may_submit(state: ConsoleState) -> bool:
+    """Return whether this console may send prompts at all: neither its key, its option nor a past forbids it."""
+    return state.live_source and not state.read_only and covers(state.role, ROWS["submit"].role)
 
 
 SUFFERERS = ("starved", "blocked", "undetermined")

@@ -10,6 +10,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.geometry import Size
 
+from ppconsole.model.facts import may_submit
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.screens.bindings import MAIN
@@ -111,6 +112,7 @@ class MainScreen(LineScreen):
 
     def _paint_foot(self, width: int) -> None:
         """Show the prompt's options, and the keys of the present context."""
+        self.line.takes_prompts = may_submit(self._model.state)
         self.line.show_options(self.console.settings.prompt.summary())
         selection = self.selection
         shown = keys.MARKED_KEYS if selection.marked_ids() else keys.REQUEST_KEYS

@@ -203,12 +203,13 @@ def _link_words(link: Link) -> str:
     """Return what a link that is not live means for the operator."""
     if link.state == "ended":
         return f"  {clean(link.text)}"
-    detail = f" ({clean(link.text)})" if link.text else ""
+    text = clean(link.text)
+    detail, why = f" ({text})" if text else "", f": {text}" if text else ""
     age = age_text(link.age_s)
     words = {
-        "connecting": f"  connecting{detail}; verbs are off until the link is live",
+        "connecting": f"  connecting{why}; verbs are off until the link is live",
         "stale": f"  no sample for {age}{detail}; the figures are old and verbs are off",
-        "lost": f"  link lost: figures are {age} old, verbs are off; trying again by itself{detail}",
+        "lost": f"  link lost{why}; figures are {age} old, verbs are off; trying again by itself",
         "new-epoch": f"  the engine was restarted{detail}: this is a new epoch, old requests are gone",
     }
     return words.get(link.state, f"  {link.state}{detail}")

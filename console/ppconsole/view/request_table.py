@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, SloInfo, Snapshot
 
+from ppconsole.model.facts import may_submit
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.model.state import ConsoleState
@@ -99,7 +100,9 @@ def rows(
     snapshot = state.snapshot
     if not arranged or snapshot is None:
         some = snapshot is not None and bool(snapshot.requests)
-        text = "no request matches the filter; / changes it" if some else "no requests; i writes a prompt"
+        text = "no request matches the filter; / changes it" if some else "no requests"
+        if not some and may_submit(state):
+            text += "; i writes a prompt"
         return [*lines, row((fit(f"  {text}", width), "dim"))]
     where = wording.locate(snapshot)
     id_width = next(each.width for each in placed if each.column.key == "id")

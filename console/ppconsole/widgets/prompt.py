@@ -117,6 +117,8 @@ class PromptLine(Horizontal):
     ) -> None:
         super().__init__(id=id, classes=classes)
         self.mode: Mode = "prompt"
+        self.takes_prompts = True
+        """Whether the console may send prompts; otherwise the closed line offers none."""
         self.options = ""
         """The prompt's options in short, for the label."""
         self.completion = Completion()
@@ -174,7 +176,7 @@ class PromptLine(Horizontal):
         shown = self.query_one("#prompt-label", Static)
         if shown.content != label:
             shown.update(label)
-        placeholder = face.placeholder if self.is_open else CLOSED
+        placeholder = face.placeholder if self.is_open else CLOSED if self.takes_prompts else ""
         if self.input.placeholder != placeholder:
             self.input.placeholder = placeholder
 
