@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from torch import Tensor
 
 from ppengine.models.group import Group
 from ppengine.stage.backends.cuda.call_log import Calls
-from ppengine.stage.backends.cuda.card_group import CardGroup
+
+if TYPE_CHECKING:
+    from ppengine.stage.backends.cuda.card_group import CardGroup  # imports kernels: a stage alone needs none of them
 
 
 class GraphCalls:
     """Calls by the shape of a graph. A stage of one rank has none."""
 
     def __init__(self, group: Group) -> None:
-        self._group = group if isinstance(group, CardGroup) else None
+        self._group = cast("CardGroup", group) if hasattr(group, "calls") else None
         self._captured: dict[Hashable, list[Calls]] = {}
         self._calls: dict[Hashable, Calls] = {}
 
