@@ -139,7 +139,7 @@ async def attached(
 ) -> AsyncIterator[EngineLink]:
     """Attach to the engine that `common` names and leave it at the end. Raises Failure, LinkLost."""
     from ppconsole.link.engine_link import EngineLink
-    from ppconsole.link.source import LinkLost
+    from ppconsole.link.source import AccessDenied, LinkLost
 
     record = find(common.engine)
     link = EngineLink(record, **{"backlog": 0, **options})
@@ -147,6 +147,8 @@ async def attached(
     try:
         try:
             await link.attached(common.timeout or ATTACH_S)
+        except AccessDenied:
+            raise
         except LinkLost as error:
             hint = "" if record.remote else f"{SEE_WHY}ppconsole -e {record.id} explain"
             raise LinkLost(f"{error}{hint}", sent=False) from None
