@@ -85,6 +85,18 @@ def test_tokens_that_the_prefix_cache_has_are_not_counted() -> None:
     assert max(steps) < 1_280, "not one step for all"
 
 
+def test_a_new_prompt_behind_cached_ones_begins_with_no_tiny_step() -> None:
+    """Prompts that came before were nearly all in the cache, so that few tokens seem to be left of it."""
+    shared = world(2, 32_768)
+    for _ in range(60):
+        shared.add([7] * 6_401, max_tokens=1)
+        steps_of(shared)
+    shared.add([8] * 6_400, max_tokens=1)
+    steps = steps_of(shared)
+    assert sum(steps) == 6_400
+    assert min(steps[:-1]) >= LEAST_TOKENS
+
+
 def test_decodes_come_on_top() -> None:
     beside = world(2, 4_096)
     for number in range(200):

@@ -28,11 +28,9 @@ _KEEP = 0.95
 
 
 def prompt_tokens_of_step(left: int, stages: int, most: int) -> int:
-    """Return how many of `left` prompt tokens a step of at most `most` tokens takes."""
-    if stages == 1:
-        return most
+    """Return how many of `left` prompt tokens a step of at most `most` tokens takes, with two stages or more."""
     steps = max(1, min(math.isqrt(left * (stages - 1) // FIXED_TOKENS), round(left / LEAST_TOKENS)))
-    return min(most, -(-left // (steps * ROUND)) * ROUND)
+    return min(most, max(LEAST_TOKENS, -(-left // (steps * ROUND)) * ROUND))
 
 
 @dataclass(eq=False)
@@ -60,7 +58,7 @@ class PromptSupply:
         """
         left = self._count(prefilling, waiting, may_start)
         if left >= self._left:
-            self._limit = prompt_tokens_of_step(left, self._stages, self._most) if left else self._most
+            self._limit = prompt_tokens_of_step(left, self._stages, self._most)
         self._left = left
         return self._limit
 
