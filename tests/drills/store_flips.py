@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import sys
 import tempfile
 import time
@@ -25,15 +24,12 @@ sys.path[1:1] = [str(HERE.parent / "end_to_end"), str(HERE.parent / "engine")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import reference  # noqa: E402
-from checkpoints import make_checkpoint  # noqa: E402
-from operators import Operator  # noqa: E402
-from ppengine.common.config import Profile  # noqa: E402
 from serving import Served  # noqa: E402
+from store_run import CHUNK, StoreRun  # noqa: E402
 
-from profiles import small  # noqa: E402
-
-STEPS, CHUNK, PROMPTS, AT_ONCE = 4, 256, 48, 8
+STEPS, PROMPTS, AT_ONCE = 4, 48, 8
+MEMORY = {"device_mib": 3, "swap_space_gib": 0.001}
+"""Device and host have room for a third of the prompts."""
 STEP_S = 0.002
 PATIENCE_S = 15.0
 
@@ -58,15 +54,11 @@ class Damage:
             return False
 
 
-class Run:
+class Run(StoreRun):
     """Damages files and counts what happened."""
 
     def __init__(self, folder: Path, flips: int, cuts: int, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._folder = make_checkpoint(folder / "model", "llama", dtype="float64", max_position_embeddings=512)
-        self._files = folder / "chunks"
-        self._prompts = reference.prompts(PROMPTS, 100, low=CHUNK + 10, high=CHUNK + 30, seed=seed)
-        self._expected = [reference.greedy(self._folder, prompt, STEPS) for prompt in self._prompts]
+        super().__init__(folder, seed, PROMPTS, low=CHUNK + 10, high=CHUNK + 30, most=512, steps=STEPS)
         self._names: list[str] = []
         """Name of each prompt's chunk: the digest of its last block."""
         self._left = ["flip"] * flips + ["cut"] * cuts
@@ -74,18 +66,7 @@ class Run:
         self._open: dict[int, Damage] = {}
         """Damages that nothing has found yet, by prompt."""
         self.damaged = {"flip": 0, "cut": 0}
-        self.requests = self.wrong = self.lost = self.corrupt = self.hits = self.named = 0
-
-    def profile(self) -> Profile:
-        """Return an engine whose device and host have room for a third of the prompts."""
-        tiers = {
-            "host": True, "find_ms": 5_000, "fetch_ms": 10_000,
-            "backends": {"disk": {"kind": "files", "url": str(self._files), "quota_gib": 1.0, "write": "always"}},
-        }  # fmt: skip
-        memory = {"device_mib": 3, "swap_space_gib": 0.001}
-        # Steps are short and slow, so that computing is predicted to take longer than a fetch.
-        scheduler = {"max_num_batched_tokens": 64}
-        return small(self._folder, memory=memory, model={"max_model_len": 512}, tiers=tiers, scheduler=scheduler)
+        self.corrupt = self.hits = self.named = 0
 
     async def engine(self, engine: Served) -> None:
         """Write all chunks, then damage them until nothing is left to damage or to find."""
@@ -93,7 +74,7 @@ class Run:
             await op.until(lambda now: now.tiers is not None and now.tiers.ready, "stores are there")
             for number in range(PROMPTS):
                 before = set(self._files.glob("marker/*/*/*"))
-                await self._ask(op, [number])
+                await self.ask(op, [number])
                 new = await self._wait(lambda before=before: set(self._files.glob("marker/*/*/*")) - before)
                 self._names.append(new.pop().name)
             turn, begun = 0, time.monotonic()
@@ -101,7 +82,7 @@ class Run:
                 chosen = [number % PROMPTS for number in range(turn, turn + AT_ONCE)]
                 for number in chosen:
                     self._damage(number)
-                await self._ask(op, chosen)
+                await self.ask(op, chosen)
                 turn += AT_ONCE
                 if not turn % (10 * PROMPTS):
                     done = sum(self.damaged.values()) - len(self._open)
@@ -143,15 +124,6 @@ class Run:
             await asyncio.sleep(0.002)
         return found
 
-    async def _ask(self, op: Operator, chosen: list[int]) -> None:
-        names = await op.submit_all([self._prompts[number] for number in chosen], max_tokens=STEPS)
-        for number, name in zip(chosen, names, strict=True):
-            self.requests += 1
-            try:
-                self.wrong += await op.tokens(name) != self._expected[number]
-            except AssertionError:
-                self.lost += 1
-
 
 def main() -> int:
     """Run and print a table. Exit code 1: a wrong token, a lost request, or a damage that was not counted once."""
@@ -162,7 +134,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pp-flips-") as name:
         run = Run(Path(name), options.flips, options.cuts, options.seed)
-        with Served(run.profile(), step_s=STEP_S) as engine:
+        with Served(run.profile(MEMORY), step_s=STEP_S) as engine:
             asyncio.run(run.engine(engine))
     rows = {
         "flipped bits, files cut short": f"{run.damaged['flip']}, {run.damaged['cut']}", "counted": run.corrupt,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import signal
 import sys
 import tempfile
@@ -25,15 +24,13 @@ sys.path[1:1] = [str(HERE.parent / "end_to_end"), str(HERE.parent / "engine")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import reference  # noqa: E402
-from checkpoints import make_checkpoint  # noqa: E402
 from operators import Operator  # noqa: E402
-from ppengine.common.config import Profile  # noqa: E402
 from serving import Served  # noqa: E402
+from store_run import CHUNK, StoreRun  # noqa: E402
 
-from profiles import small  # noqa: E402
-
-STEPS, CHUNK, PROMPTS, AT_ONCE, KILLS_EACH = 8, 256, 16, 8, 4
+MEMORY = {"device_mib": 4, "swap_space_gib": 0.0015}
+"""The host cache has room for a quarter of the prompts."""
+STEPS, PROMPTS, AT_ONCE, KILLS_EACH = 8, 16, 8, 4
 MOST = 20
 """Kills for each one that is wanted, at most."""
 STEP_S = 0.01
@@ -41,38 +38,23 @@ LATEST_S = 0.02
 """Latest moment of a kill after the prompts were submitted."""
 
 
-class Run:
+class Run(StoreRun):
     """Counts what happened."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self._random = random.Random(seed)
-        self._folder = make_checkpoint(folder / "model", "llama", dtype="float64", max_position_embeddings=1024)
-        self._files = folder / "chunks"
-        self._prompts = reference.prompts(PROMPTS, 100, low=2 * CHUNK + 20, high=2 * CHUNK + 60, seed=seed)
-        self._expected = [reference.greedy(self._folder, prompt, STEPS) for prompt in self._prompts]
-        self.requests = self.wrong = self.lost = self.kills = self.broken = self.unnamed = 0
+        super().__init__(folder, seed, PROMPTS, low=2 * CHUNK + 20, high=2 * CHUNK + 60, most=1024, steps=STEPS)
+        self.kills = self.broken = self.unnamed = 0
         self.breaking = [0, 0]
         """Kills of each store that have broken a fetch off."""
         self.hits = self.prompt_tokens = 0
         self.named_s: list[float] = []
-
-    def profile(self) -> Profile:
-        """Return an engine whose host cache has room for a quarter of the prompts."""
-        tiers = {
-            "host": True, "find_ms": 5_000, "fetch_ms": 10_000,
-            "backends": {"disk": {"kind": "files", "url": str(self._files), "quota_gib": 1.0, "write": "always"}},
-        }  # fmt: skip
-        memory = {"device_mib": 4, "swap_space_gib": 0.0015}
-        # Steps are short and slow, so that computing is predicted to take longer than a fetch.
-        scheduler = {"max_num_batched_tokens": 64}
-        return small(self._folder, memory=memory, model={"max_model_len": 1024}, tiers=tiers, scheduler=scheduler)
 
     async def engine(self, engine: Served, wanted: int) -> None:
         """Write all chunks, then kill stores, until `wanted` kills have broken a fetch off."""
         async with engine.operator() as op:
             await op.until(lambda now: now.tiers is not None and now.tiers.ready, "stores are there")
             for first in range(0, PROMPTS, AT_ONCE):
-                await self._ask(op, range(first, first + AT_ONCE))
+                await self.ask(op, range(first, first + AT_ONCE))
                 await op.until(lambda now: not any(one.jobs for one in now.tiers.stores), "the chunks are written")
             for number in range(2 * KILLS_EACH):
                 before = (await op.now()).tiers.failed_fetches_total
@@ -88,7 +70,7 @@ class Run:
     async def _kill(self, engine: Served, op: Operator, role: str) -> None:
         await op.until(lambda now: now.tiers.ready and now.tiers.backends[0].state == "open", "stores are there")
         engine.find_pids()
-        work = asyncio.create_task(self._ask(op, self._random.sample(range(PROMPTS), AT_ONCE)))
+        work = asyncio.create_task(self.ask(op, self._random.sample(range(PROMPTS), AT_ONCE)))
         await asyncio.sleep(self._random.uniform(0.0, LATEST_S))
         seen = len(op.events)
         os.kill(engine.pids[role], signal.SIGKILL)
@@ -102,15 +84,6 @@ class Run:
             self.named_s.append(time.monotonic() - since)
         await work
 
-    async def _ask(self, op: Operator, chosen: range | list[int]) -> None:
-        names = await op.submit_all([self._prompts[index] for index in chosen], max_tokens=STEPS)
-        for index, name in zip(chosen, names, strict=True):
-            self.requests += 1
-            try:
-                self.wrong += await op.tokens(name) != self._expected[index]
-            except AssertionError:
-                self.lost += 1
-
 
 def main() -> int:
     """Run and print a table. Exit code 1: a wrong token, a lost request, a kill without its event, or too few kills."""
@@ -121,7 +94,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pp-kills-") as name:
         run = Run(Path(name), options.seed)
         while sum(run.breaking) < options.kills and run.kills < MOST * options.kills:
-            with Served(run.profile(), step_s=STEP_S) as engine:
+            with Served(run.profile(MEMORY), step_s=STEP_S) as engine:
                 asyncio.run(run.engine(engine, options.kills))
             print(f"{run.kills} kills, {sum(run.breaking)} of them have broken a fetch off", flush=True)
     named = sorted(run.named_s)
