@@ -24,6 +24,7 @@ from engines import wait_until
 from exhausted import forkserver
 from llguidance import LLMatcher
 from ppengine.common.config import load_profile
+from ppengine.http.engine_state import FRESH_S
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.sampling import SamplingParams
@@ -571,6 +572,8 @@ def test_an_engine_whose_stage_restarts_is_alive_and_not_ready(engine: Served) -
     try:
         os.kill(engine.pids["stage1"], signal.SIGKILL)
         wait_until(lambda: call(engine, "GET", "/ready")[0] == 503, "it is not ready")
+        # The other process may answer with a state of `FRESH_S` ago.
+        time.sleep(5 * FRESH_S)
         for _ in range(8):
             status, text, _ = call(engine, "GET", "/ready")
             assert status == 503 and "stage 1" in text, text
