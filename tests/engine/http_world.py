@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +12,7 @@ from typing import Any, cast
 import anthropic
 import httpx2
 import openai
+import uvicorn
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, Profile
@@ -20,7 +23,7 @@ from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
-from ppengine.http.connection import TRANSPORT
+from ppengine.http.connection import TRANSPORT, Connection
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.service import Service
@@ -161,6 +164,21 @@ def connected(app: ASGIApp) -> ASGIApp:
     return run
 
 
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[int]:
+    """Serve `app` on a port."""
+    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for one in list(state.connections):
+            one.transport.abort()
+
+
 class HttpWorld:
     """An application, the script of its model, and clients of both vendors. Use it in an `async with`."""
 
@@ -178,9 +196,9 @@ class HttpWorld:
         stats = ClientStats()
         renderer = cast(ChatRenderer, self.renderer)
         self.service = Service(config, cast(FrontLink, self.model), renderer, ClientLimits(stats), 100)
-        app = Routes(self.service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats, traces).app()
+        self.app = Routes(self.service, keys or ApiKeys({}), limits or KeyLimits({}, None), stats, traces).app()
         url = "http://engine"
-        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(connected(app)), base_url=url)
+        self.http = httpx2.AsyncClient(transport=httpx2.ASGITransport(connected(self.app)), base_url=url)
         self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, http_client=self.http, max_retries=0)
         self.anthropic = anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=self.http, max_retries=0)
 

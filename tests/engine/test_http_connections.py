@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-import uvicorn
-from http_world import world
+from http_world import served, world
 from ppengine.http import connection, generation_response, service
 from ppengine.http.api_errors import ApiError
-from ppengine.http.connection import HEAD_MOST, Connection
+from ppengine.http.connection import HEAD_MOST
 from ppengine.http.generation_response import SHORT_BODY, BodyReader
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -33,22 +30,6 @@ class App:
         self.waits.set()
         await self.go_on.wait()
         await send({"type": "http.response.body", "body": b"end"})
-
-
-@asynccontextmanager
-async def served(app: App) -> AsyncIterator[int]:
-    """Serve `app` on a port."""
-    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
-    config.load()
-    state = uvicorn.server.ServerState()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for one in list(state.connections):
-            one.transport.abort()
 
 
 async def answer_to(port: int, data: bytes) -> bytes:
@@ -107,7 +88,7 @@ def body_of(pieces: list[bytes]) -> Request:
         await asyncio.sleep(0)
         return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
 
-    return Request({"type": "http"}, receive)
+    return Request({"type": "http", "headers": []}, receive)
 
 
 async def test_long_bodies_are_refused_while_others_fill_the_room(monkeypatch: pytest.MonkeyPatch) -> None:

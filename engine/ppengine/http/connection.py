@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import httptools
 from starlette.types import Scope
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 TRANSPORT = "ppengine.transport"
-"""Name of the extension of a scope."""
+"""Name of the extension of a scope. It has the transport of the request's connection, and uvicorn's cycle."""
 HEAD_MOST = 65_536
 """Bytes of a request's first line and headers that are waited for; those of one read more are taken."""
 QUIET_S = 30.0
@@ -20,7 +22,8 @@ class Connection(HttpToolsProtocol):
     """uvicorn's connection; the scope of a request has its transport.
 
     The way of an event through ASGI took as long as its system call: three wrappers, a message and a header each.
-    uvicorn waits for the rest of a request for ever, and keeps headers of any size.
+    uvicorn waits for the rest of a request for ever, keeps headers of any size, and drops the body of a request that
+    offers an upgrade: Java's HttpClient offers HTTP/2 with each.
     """
 
     _head = 0
@@ -46,9 +49,25 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.loop.time()
         self._head += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._in_head and self._head > HEAD_MOST:
             self._end(b"431 Request Header Fields Too Large")
+
+    def _feed(self, data: bytes) -> None:
+        """Parse data. A request that offers an upgrade goes on as one that does not (RFC 9110, 7.8)."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            framing = [one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding")]
+            self.parser = httptools.HttpRequestParser(_Resumed(self))
+            head = b"".join(b"%b: %b\r\n" % one for one in framing)
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % head)
+            self._feed(data[upgrade.args[0] :])
 
     @override
     def on_message_begin(self) -> None:
@@ -60,9 +79,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        self.scope["extensions"][TRANSPORT]["cycle"] = self.cycle
 
     @override
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # The parser takes what follows for another protocol.
         self._head, self._in_head, self._arrives = 0, True, False
         super().on_message_complete()
 
@@ -84,6 +106,47 @@ class Connection(HttpToolsProtocol):
         if self._head:
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
+
+
+class _Resumed:
+    """Callbacks of a parser that goes on behind headers that are known: it gets their framing again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._known = connection, True
+        self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
+
+    def on_message_begin(self) -> None:
+        """Begin a later request."""
+        if not self._known:
+            self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Take the path of a later request."""
+        if not self._known:
+            self._connection.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header of a later request."""
+        if not self._known:
+            self._connection.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """End the known headers, or those of a later request."""
+        if not self._known:
+            self._connection.on_headers_complete()
+        self._known = False
+
+
+def ends_with_connection(scope: Scope) -> bool:
+    """Return whether an answer of unknown length ends with its connection: HTTP/1.0 has no chunks.
+
+    It is called before the headers of the answer are sent.
+    """
+    if scope["http_version"] != "1.0":
+        return False
+    cycle: Any = scope["extensions"][TRANSPORT]["cycle"]
+    cycle.chunked_encoding = False
+    return True
 
 
 def transport_of(scope: Scope) -> asyncio.WriteTransport:

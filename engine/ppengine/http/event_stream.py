@@ -87,13 +87,14 @@ async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[
 class EventStream:
     """Writes the events of an answer to `transport`, whose headers were sent through ASGI."""
 
-    __slots__ = ("_answer", "_call", "_full", "_generations", "_held", "_held_bytes", "_transport", "_wake")
+    __slots__ = ("_answer", "_call", "_chunked", "_full", "_generations", "_held", "_held_bytes", "_transport", "_wake")
 
     def __init__(
-        self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport
-    ) -> None:
+        self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport, *,
+        chunked: bool = True,
+    ) -> None:  # fmt: skip
         self._answer, self._generations, self._call, self._transport = answer, generations, call, transport
-        self._full = False
+        self._chunked, self._full = chunked, False
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._wake = asyncio.Event()
@@ -114,7 +115,7 @@ class EventStream:
         return error
 
     def _write(self, data: bytes) -> None:
-        """Send events as a chunk, unless there are none, or the client has not read many before."""
+        """Send events, as a chunk or as they are, unless there are none, or the client has not read many before."""
         if not data:
             return  # An empty chunk would end the answer.
         if self._transport.is_closing():
@@ -126,7 +127,7 @@ class EventStream:
                 log.warning("a client read nothing of %d bytes; its connection is cut", self._held_bytes)
                 self._transport.abort()
             return
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         if self._transport.get_write_buffer_size() > BUFFER_MOST:
             self._full = True
             self._wake.set()

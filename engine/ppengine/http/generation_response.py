@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.connection import transport_of
+from ppengine.http.connection import ends_with_connection, transport_of
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
 
@@ -119,8 +119,10 @@ class GenerationResponse(Response):
             (b"x-accel-buffering", b"no"), (b"x-request-id", self._name.encode()),
             *((name.encode(), value.encode()) for name, value in self.more_headers.items()),
         ]  # fmt: skip
+        chunked = not ends_with_connection(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        error = await EventStream(self._answer, self._generations, self._call, transport_of(scope)).run(send)
+        stream = EventStream(self._answer, self._generations, self._call, transport_of(scope), chunked=chunked)
+        error = await stream.run(send)
         self._status = 200 if error is None else error.status
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
