@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -66,13 +68,18 @@ class Routes:
             "/v1/models": self.models, "/v1/models/{name:path}": self.model, "/version": self.version,
             "/load": self.load,
         }  # fmt: skip
-        guarded = {path: self._guarded(path, handler, limited=True) for path, handler in posts.items()}
-        routes = [Route(path, handler, methods=["POST"]) for path, handler in guarded.items()]
-        routes += [Route(path, self._guarded(path, handler), methods=["GET"]) for path, handler in gets.items()]
-        routes += [Route(path, self._probe(_ALIVE), methods=["GET"]) for path in ("/health", "/ping")]
-        routes.append(Route("/metrics", self.metrics, methods=["GET"]))
-        routes.append(Route("/ready", self._probe(_READY), methods=["GET"]))
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+        ways = [(path, self._guarded(path, handler, limited=True), "POST") for path, handler in posts.items()]
+        ways += [(path, self._guarded(path, handler), "GET") for path, handler in gets.items()]
+        ways += [(path, self._probe(_ALIVE), "GET") for path in ("/health", "/ping")]
+        ways += [("/metrics", self.metrics, "GET"), ("/ready", self._probe(_READY), "GET")]
+        # A redirect to the path without its slash would name http:// behind a proxy with TLS.
+        routes = [
+            Route(each, handler, methods=[method]) for path, handler, method in ways for each in (f"{path}/", path)
+        ]
+        # A model's name may have any characters, so its route comes last.
+        routes.sort(key=lambda route: "{" in route.path)
+        near = partial(_refused, [path for path, _, _ in ways if "{" not in path])
+        return Starlette(routes=routes, exception_handlers={HTTPException: near, Exception: _failed})
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
@@ -228,10 +235,12 @@ class Routes:
         return guarded
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Answer an unknown path, or a method that it does not have."""
+async def _refused(paths: list[str], request: Request, error: Exception) -> Response:
+    """Answer an unknown path with the nearest of `paths`, or a method that it does not have."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path[:80]}: {error.detail}"
+    if error.status_code == 404 and (near := difflib.get_close_matches(request.url.path[:80], paths, n=1, cutoff=0.7)):
+        text += f"; did you mean {near[0]}?"
     kind: Kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
     response = error_response(ApiError(error.status_code, kind, text), _error_form(request.url.path))
     response.headers.update(error.headers or {})  # the methods of a path

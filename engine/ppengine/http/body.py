@@ -8,27 +8,33 @@ from typing import ClassVar
 import msgspec
 
 _IGNORED = frozenset({
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
     "service_tier", "store",
 })  # fmt: skip
-"""Fields of OpenAI that say nothing about the tokens."""
+"""Fields of OpenAI that say nothing about the tokens. A prediction is for speed alone."""
 _NO_OP: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
+    "cache_salt": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
     "detokenize": (True,),
+    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "modalities": (["text"],),
-    "prediction": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Fields that this server does not have, with the values, beside null, that change nothing."""

@@ -23,6 +23,8 @@ class ContentPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """Text of an earlier answer, in a part of that type."""
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -41,10 +43,11 @@ class Message(msgspec.Struct, kw_only=True):
         """Return the message as templates expect it. Raises ApiError for anything but text."""
         content = self.content
         if isinstance(content, list):
-            other = next((part.type for part in content if part.text is None), None)
-            if other is not None:
+            texts = [part.text if part.text is not None else part.refusal for part in content]
+            if None in texts:
+                other = content[texts.index(None)].type
                 raise invalid(f"a message has a part of type {other}; this model reads text alone", "messages")
-            content = "".join(part.text or "" for part in content)
+            content = "".join(text or "" for text in texts)
         fields = {
             # Few templates know the newer name of the role.
             "role": "system" if self.role == "developer" else self.role, "content": content or "", "name": self.name,
@@ -73,7 +76,7 @@ class ChatRequest(CommonFields, kw_only=True):
     def names(self) -> dict[str, str]:
         """The client's names of fields that errors of the service name."""
         most = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"prompt": "messages", "max_tokens": most}
+        return {"prompt": "messages", "max_tokens": most, "logprobs": "top_logprobs"}
 
     def template_options(self) -> dict[str, Any]:
         """Return further names for the chat template."""

@@ -51,12 +51,12 @@ class BodyReader:
     async def read(self, request: Request) -> bytes:
         """Return the body of a request. Raises ApiError once it, or all together, are too long."""
         size, pieces = 0, []
+        _check_headers(request)
         try:
             async for piece in request.stream():
                 size, self.held = size + len(piece), self.held + len(piece)
                 if size > BODY_MOST:
-                    text = f"the body has more than {BODY_MOST} bytes, the most that is taken"
-                    raise ApiError(413, "invalid_request_error", text)
+                    raise _too_long()
                 if self.held > BODIES_MOST and size > SHORT_BODY:
                     raise ApiError(
                         429, "rate_limit_error", "too many long bodies come at once; try again", retry_after_s=1
@@ -65,6 +65,25 @@ class BodyReader:
         finally:
             self.held -= size
         return b"".join(pieces)
+
+
+def _check_headers(request: Request) -> None:
+    """Raise ApiError for a body that need not be read: its headers say that it is too long, or compressed."""
+    coding = request.headers.get("content-encoding", "")
+    if coding.lower() not in ("", "identity"):
+        text = f"the body has the content-encoding {coding[:40]}; send it without one"
+        raise ApiError(415, "invalid_request_error", text, code="unsupported_content_encoding")
+    if int(request.headers.get("content-length", 0)) > BODY_MOST:
+        error = _too_long()
+        if "expect" in request.headers:
+            # The client waits for this answer, and will not send the body for which the parser waits.
+            error.more_headers["connection"] = "close"
+        raise error
+
+
+def _too_long() -> ApiError:
+    text = f"the body has more than {BODY_MOST} bytes, the most that is taken"
+    return ApiError(413, "invalid_request_error", text)
 
 
 class GenerationResponse(Response):

@@ -156,13 +156,15 @@ def decode(body: bytes, kind: type[T]) -> T:
         return msgspec.convert(data, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
         _, _, place = str(error).partition("`$.")
+        if not place:
+            _, _, place = str(error).partition("missing required field `")
         raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
 
 
 def _check_unknown(name: str, value: object, kind: type[Body]) -> None:
-    """Raise ApiError for a field that this server does not have, unless its value changes nothing."""
+    """Raise ApiError for a field that this server does not have, unless it is null or changes nothing."""
     no_op = kind.no_op.get(name)
-    if name in kind.ignored or (no_op is not None and (value is None or any(value == one for one in no_op))):
+    if value is None or name in kind.ignored or (no_op is not None and any(value == one for one in no_op)):
         return
     if no_op is not None:
         shown = msgspec.json.encode(value).decode()

@@ -1,0 +1,136 @@
+"""Requests as browsers, proxies and clients of OpenAI or vLLM write them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from http_world import ASK, served, world
+from ppengine.http.api_errors import ApiError
+from ppengine.http.chat_fields import ChatRequest
+from ppengine.http.generation_response import BODY_MOST
+from ppengine.http.messages_fields import MessagesRequest
+from ppengine.http.request_fields import CompletionRequest, decode
+from ppengine.http.responses_fields import ResponsesRequest
+
+CHAT: dict[str, Any] = {"messages": ASK}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+async def test_a_compressed_body_is_refused_by_its_coding(path: str) -> None:
+    async with world("It rains.") as one:
+        body = gzip.compress(b'{"prompt": "Hi"}')
+        answer = await one.http.post(path, content=body, headers={"content-encoding": "gzip"})
+        assert answer.status_code == 415
+        assert answer.json()["error"]["message"] == "the body has the content-encoding gzip; send it without one"
+        answer = await one.http.post(
+            "/v1/completions", content=b'{"prompt": "Hi"}', headers={"content-encoding": "identity"}
+        )
+        assert answer.status_code == 200
+
+
+async def test_a_body_is_refused_before_it_is_sent() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % (BODY_MOST + 1)
+    async with world() as one, served(one.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        received = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert received.startswith(b"HTTP/1.1 413 ") and b"100 Continue" not in received
+
+
+async def test_a_long_body_without_a_length_is_refused() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(17):
+            yield b" " * 2**20
+
+    async with world() as one:
+        answer = await one.http.post("/v1/completions", content=pieces())
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("POST", "/v1/chat/completions/", CHAT), ("GET", "/v1/models/", None), ("GET", "/health/", None)],
+)
+async def test_a_slash_at_the_end_changes_nothing(method: str, path: str, body: dict[str, Any] | None) -> None:
+    async with world("It rains.") as one:
+        answer = await one.http.request(method, path, json=body)
+        plain = await one.http.request(method, path.rstrip("/"), json=body)
+    assert answer.status_code == plain.status_code == 200
+    if method == "GET":
+        assert answer.text == plain.text
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/embeddings", None),
+    ],
+)
+async def test_an_unknown_path_gets_the_nearest_one(path: str, near: str | None) -> None:
+    async with world() as one:
+        status, answer = await one.post(path, CHAT)
+    message = answer["error"]["message"]
+    assert status == 404
+    assert message.endswith(f"; did you mean {near}?") if near is not None else "did you mean" not in message
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prediction": {"type": "content", "content": "It rains."}}, {"verbosity": "medium"},
+        {"include_reasoning": True, "continue_final_message": False, "documents": []}, {"cache_salt": None},
+        {"return_token_ids": False, "return_tokens_as_token_ids": False}, {"a_field_of_tomorrow": None},
+    ],
+    ids=lambda more: next(iter(more)),
+)  # fmt: skip
+def test_defaults_of_other_servers_are_taken(more: dict[str, Any]) -> None:
+    decode(msgspec.json.encode(CHAT | more), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("verbosity", "low"), ("continue_final_message", True), ("cache_salt", "x"), ("return_token_ids", True)],
+)
+def test_values_that_change_something_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ApiError, match="this server does not have it") as caught:
+        decode(msgspec.json.encode(CHAT | {name: value}), ChatRequest)
+    assert caught.value.body.param == name and caught.value.body.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ChatRequest, "messages"), (CompletionRequest, "prompt"), (ResponsesRequest, "input"),
+        (MessagesRequest, "max_tokens"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)  # fmt: skip
+def test_a_field_that_is_missing_is_named(kind: Any, name: str) -> None:
+    body = {"max_tokens": 5, "messages": ASK} if kind is MessagesRequest else {}
+    with pytest.raises(ApiError, match="missing") as caught:
+        decode(msgspec.json.encode({key: value for key, value in body.items() if key != name}), kind)
+    assert caught.value.body.param == name
+
+
+async def test_too_many_log_probabilities_are_an_error_of_their_field() -> None:
+    async with world("It rains.") as one:
+        status, answer = await one.post("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 21})
+    assert status == 400 and answer["error"]["param"] == "top_logprobs"
+    assert answer["error"]["message"].startswith("top_logprobs is 21")
+
+
+async def test_a_refusal_of_before_is_text() -> None:
+    said = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    async with world("It rains.") as one:
+        status, _ = await one.post("/v1/chat/completions", {"messages": [*ASK, said, *ASK]})
+        assert status == 200 and "<|assistant|>I will not.<|user|>" in one.renderer.texts[-1]
