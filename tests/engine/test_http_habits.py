@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_world import ASK, served, world
+from http_world import ASK, HTTP, HttpWorld, served, world
+from msgspec.structs import replace
+from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.http.api_errors import ApiError
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.generation_response import BODY_MOST
@@ -18,6 +20,44 @@ from ppengine.http.request_fields import CompletionRequest, decode
 from ppengine.http.responses_fields import ResponsesRequest
 
 CHAT: dict[str, Any] = {"messages": ASK}
+PAGE = {"origin": "https://chat.example.org"}
+PREFLIGHT = {
+    **PAGE, "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}  # fmt: skip
+
+
+async def test_a_page_may_read_answers_if_the_profile_has_its_origin() -> None:
+    async with HttpWorld(replace(HTTP, allowed_origins=["https://chat.example.org"])) as one:
+        one.model.text = "It rains."
+        answer = await one.http.request("OPTIONS", "/v1/chat/completions", headers=PREFLIGHT)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
+        assert {"authorization", "content-type", "x-stainless-os"} <= {
+            name.strip() for name in answer.headers["access-control-allow-headers"].lower().split(",")
+        }
+        for body in (CHAT, CHAT | {"stream": True}, {"messages": []}):
+            answer = await one.http.post("/v1/chat/completions", json=body, headers=PAGE)
+            assert answer.headers["access-control-allow-origin"] == PAGE["origin"]
+            assert "retry-after" in answer.headers["access-control-expose-headers"]
+        other = await one.http.post("/v1/chat/completions", json=CHAT, headers={"origin": "https://example.com"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+async def test_without_origins_no_page_may() -> None:
+    async with world("It rains.") as one:
+        preflight = await one.http.request("OPTIONS", "/v1/chat/completions", headers=PREFLIGHT)
+        answer = await one.http.post("/v1/chat/completions", json=CHAT, headers=PAGE)
+    assert preflight.status_code == 405 and answer.status_code == 200
+    for one_answer in (preflight, answer):
+        assert not [name for name in one_answer.headers if name.startswith("access-control")]
+
+
+def test_an_origin_has_no_path() -> None:
+    profile: Profile = load_profile("tiny", ['http.allowed_origins=["http://localhost:3000", "*"]'])
+    assert profile.http.allowed_origins == ["http://localhost:3000", "*"]
+    with pytest.raises(ConfigError, match="without a slash at its end"):
+        load_profile("tiny", ['http.allowed_origins=["http://localhost:3000/"]'])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])

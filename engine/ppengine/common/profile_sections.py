@@ -24,6 +24,13 @@ Revision = Annotated[
         description="1 to 128 letters, digits, '.', '_' and '-', with no sign first",
     ),
 ]
+Origin = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(\*|[a-z][a-z0-9+.-]{0,31}://[^\s/?#,]{1,255})\Z",
+        description="* or SCHEME://HOST[:PORT], without a slash at its end",
+    ),
+]
 LAYERS_MOST = 1024
 MODEL_LEN_MOST = 2**22
 """Tokens of the longest sequence that any model may have."""
@@ -131,6 +138,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Limits are `requests_per_minute`, `tokens_per_minute` and `concurrent`; keys of one name share them.
     """
+    allowed_origins: Annotated[list[Origin], Meta(max_length=64)] = []
+    """Origins of web pages that may read answers, as `https://chat.example.org`; `*`: those of all."""
     most_open: Annotated[int, Meta(ge=1, le=65_536)] = 1024
     """Requests that may be open at once in each process; later ones are refused with status 429."""
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45", "qwen3_coder"] = "auto"

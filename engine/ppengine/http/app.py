@@ -10,6 +10,8 @@ from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,7 +25,7 @@ from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRe
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.generation_response import BodyReader, GenerationResponse, error_response, json_response
-from ppengine.http.key_limits import Grant, KeyLimits
+from ppengine.http.key_limits import LIMIT_HEADERS, Grant, KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
@@ -79,7 +81,10 @@ class Routes:
         # A model's name may have any characters, so its route comes last.
         routes.sort(key=lambda route: "{" in route.path)
         near = partial(_refused, [path for path, _, _ in ways if "{" not in path])
-        return Starlette(routes=routes, exception_handlers={HTTPException: near, Exception: _failed})
+        return Starlette(
+            routes=routes, exception_handlers={HTTPException: near, Exception: _failed},
+            middleware=_for_browsers(self._service.config.profile.http.allowed_origins),
+        )  # fmt: skip
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
@@ -233,6 +238,19 @@ class Routes:
             return response
 
         return guarded
+
+
+def _for_browsers(origins: list[str]) -> list[Middleware]:
+    """Return the part that lets pages of `origins` read answers (CORS), none without any."""
+    if not origins:
+        return []
+    shown = ["x-request-id", "retry-after", *LIMIT_HEADERS]
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=shown,
+        )
+    ]  # fmt: skip
 
 
 async def _refused(paths: list[str], request: Request, error: Exception) -> Response:

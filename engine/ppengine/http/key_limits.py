@@ -57,6 +57,12 @@ class _Bucket:
         }
 
 
+LIMIT_HEADERS = [
+    f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")
+]
+"""Headers of answers to a key with limits."""
+
+
 class KeyLimits:
     """Limits of all keys, over all HTTP processes."""
 
