@@ -112,6 +112,23 @@ def without_code(text: str) -> str:
     return re.sub(r"`[^`]*`", lambda span: "`x`" + "\n" * span[0].count("\n"), "\n".join(lines))
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    made = set()
+    fenced = False
+    for line in text.split("\n"):
+        fenced ^= line.lstrip().startswith("```")
+        heading = re.match(r"#{1,6} +(.*)", line)
+        if heading is None or fenced:
+            continue
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1].strip())
+        anchor = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        made.add(f"{anchor}-{found[anchor]}" if found[anchor] else anchor)
+        found[anchor] += 1
+    return made
+
+
 def python_texts(source: str, path: str) -> Iterator[Text]:
     """Yield docstrings (of modules, classes, functions and attributes) and strings of `LEAST_WORDS` words and more.
 

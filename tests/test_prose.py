@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fnmatch
+import posixpath
 import re
 from collections import Counter
 
@@ -24,6 +25,7 @@ GONE = re.compile(r"DESIGN(\.md)?,? §|\bDESIGN\.md|PERFORMANCE\.md|HOUSE\.md|\.
 """Files that are not in the repository."""
 PATH = re.compile(r"`((?:[\w.*-]+/)*[\w*-]+\.(?:py|md|yaml|tcss|toml)|(?:[\w.-]+/)+)`")
 """A file or, with a slash at its end, a folder in a code span."""
+ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -128,6 +130,18 @@ def test_relative_links_lead_to_files() -> None:
         for target in LINK.findall(text)
         if "://" not in target and not (prose.ROOT / name).parent.joinpath(target).exists()
     ]
+    assert not broken, "\n".join(broken)
+
+
+def test_anchors_lead_to_headings() -> None:
+    pages = dict(prose.markdown_files())
+    anchors = {name: prose.anchors(text) for name, text in pages.items()}
+    broken = []
+    for name, text in pages.items():
+        for target, anchor in ANCHOR.findall(prose.without_code(text)):
+            page = posixpath.normpath(posixpath.join(posixpath.dirname(name), target)) if target else name
+            if "://" not in target and page in pages and anchor not in anchors[page]:
+                broken.append(f"{name}: {target}#{anchor}")
     assert not broken, "\n".join(broken)
 
 

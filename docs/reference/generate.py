@@ -154,7 +154,8 @@ def _struct(kind: type[msgspec.Struct], title: str, *, defaults: bool, prefix: s
     for field in msgspec.structs.fields(kind):
         row = [f"`{prefix}{field.encode_name}`", _type_text(hints[field.name])]
         if defaults and _structs_in(hints[field.name]):
-            row = [f"[`{field.encode_name}`](#{field.encode_name})", "section", ""]
+            anchor = f"{prefix}{field.encode_name}".replace(".", "")
+            row = [f"[`{field.encode_name}`](#{anchor})", "section", ""]
         elif defaults:
             row.append(_default_text(field))
         rows.append([*row, docs.get(field.name, "")])
