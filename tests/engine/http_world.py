@@ -23,7 +23,7 @@ from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
-from ppengine.http.connection import TRANSPORT, Connection
+from ppengine.http.connection import TRANSPORT, Connection, server_config
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.service import Service
@@ -167,7 +167,7 @@ def connected(app: ASGIApp) -> ASGIApp:
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[int]:
     """Serve `app` on a port."""
-    config = uvicorn.Config(app, http=Connection, ws="none", lifespan="off", log_config=None)
+    config = server_config(app)
     config.load()
     state = uvicorn.server.ServerState()
     server = await asyncio.get_running_loop().create_server(lambda: Connection(config, state, {}), "127.0.0.1", 0)

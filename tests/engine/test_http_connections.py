@@ -81,6 +81,20 @@ async def test_a_request_that_does_not_go_on_is_ended_and_an_answer_is_not(monke
         assert b"end" in await whole
 
 
+async def test_a_connection_waits_for_its_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "IDLE_S", 0.5)
+    app = App()
+    app.go_on.set()
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for pause in (0.1, 0.1, 0):
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await asyncio.wait_for(reader.readuntil(b"end\r\n0\r\n\r\n"), 60)
+            await asyncio.sleep(pause)
+        assert await asyncio.wait_for(reader.read(), 3) == b""
+        writer.close()
+
+
 def body_of(pieces: list[bytes]) -> Request:
     left = [*pieces]
 

@@ -21,7 +21,7 @@ from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
-from ppengine.http.connection import Connection
+from ppengine.http.connection import server_config
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.reporting import report
@@ -31,8 +31,6 @@ from ppengine.http.shared_use import SharedUse
 log = logging.getLogger("ppengine.http")
 
 BACKLOG = 2048
-LEAVE_S = 2
-"""Seconds for open answers when the engine stops in order."""
 
 
 def main() -> int:
@@ -101,12 +99,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)
     app = Routes(service, keys, limits, stats, traces).app()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            timeout_graceful_shutdown=LEAVE_S,
-        )
-    )  # fmt: skip
+    server = uvicorn.Server(server_config(app))
     log.info("started as %s on %s", role, http.listen)
     work = [link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener])]
     if traces is not None:

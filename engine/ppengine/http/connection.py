@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import httptools
-from starlette.types import Scope
+import uvicorn
+from starlette.types import ASGIApp, Scope
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,6 +17,11 @@ HEAD_MOST = 65_536
 """Bytes of a request's first line and headers that are waited for; those of one read more are taken."""
 QUIET_S = 30.0
 """Seconds without a byte of a request that has not come in full."""
+IDLE_S = 100
+"""Seconds between two requests of a connection. Clients keep unused ones for less, Go's for 90 s; a request that they
+send on one while it is closed here fails. uvicorn's 5 s are those of openai-python, and aiohttp has 15."""
+LEAVE_S = 2
+"""Seconds for open answers when the engine stops in order."""
 
 
 class Connection(HttpToolsProtocol):
@@ -106,6 +112,14 @@ class Connection(HttpToolsProtocol):
         if self._head:
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
+
+
+def server_config(app: ASGIApp) -> uvicorn.Config:
+    """Return how uvicorn serves `app`."""
+    return uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
+        timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S,
+    )  # fmt: skip
 
 
 class _Resumed:
