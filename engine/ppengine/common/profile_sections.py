@@ -136,7 +136,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keys: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     """File of API keys, a line each as `NAME KEY [LIMIT=N ...]`, beside PPCONSOLE_API_KEY; null: that one, or none.
 
-    Limits are `requests_per_minute`, `tokens_per_minute` and `concurrent`; keys of one name share them.
+    A key has 16 characters or more. Limits are `requests_per_minute`, `tokens_per_minute` and `concurrent`; keys of
+    one name share them.
     """
     allowed_origins: Annotated[list[Origin], Meta(max_length=64)] = []
     """Origins of web pages that may read answers, as `https://chat.example.org`; `*`: those of all."""
