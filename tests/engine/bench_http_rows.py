@@ -50,7 +50,9 @@ class Side:
             layers=[(0, 1)], max_model_len=4096, run_dir=str(folder), ring_dir=str(folder), started_wall=0.0,
         )  # fmt: skip
         file = folder / "engine.json"
-        file.write_bytes(msgspec.json.encode(config))
+        # The other checkout may not know each key: it gets those that are set.
+        keys = {"name": "bench", "model": {"path": str(model)}, "http": {"listen": profile.http.listen}}
+        file.write_bytes(msgspec.json.encode(msgspec.to_builtins(config) | {"profile": keys}))
         self.front, self._codec = zmq.Context.instance().socket(zmq.ROUTER), Codec(ToFront)
         self.front.linger = 0
         self.front.bind(config.endpoint("front"))
