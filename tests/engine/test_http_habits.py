@@ -83,6 +83,18 @@ async def test_a_body_is_refused_before_it_is_sent() -> None:
     assert received.startswith(b"HTTP/1.1 413 ") and b"100 Continue" not in received
 
 
+async def test_a_client_that_sends_too_much_gets_its_answer() -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (3 * BODY_MOST)
+    async with world() as one, served(one.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        for _ in range(48):
+            writer.write(bytes(BODY_MOST // 16))
+            await writer.drain()
+        assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+
 async def test_a_long_body_without_a_length_is_refused() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(17):

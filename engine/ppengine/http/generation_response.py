@@ -22,6 +22,8 @@ log = logging.getLogger("ppengine.http")
 
 BODY_MOST = 16 * 2**20
 """Most bytes of a request's body."""
+DROPPED_MOST = 2**26
+"""Bytes of a body that are read, though it is refused, so that its client reads the answer."""
 BODIES_MOST = 2**27
 """Bytes of all bodies that are being read, beyond which no long one is read on."""
 SHORT_BODY = 65_536
@@ -50,20 +52,28 @@ class BodyReader:
 
     async def read(self, request: Request) -> bytes:
         """Return the body of a request. Raises ApiError once it, or all together, are too long."""
-        size, pieces = 0, []
+        size, kept, pieces = 0, 0, list[bytes]()
         _check_headers(request)
         try:
             async for piece in request.stream():
-                size, self.held = size + len(piece), self.held + len(piece)
+                size += len(piece)
                 if size > BODY_MOST:
-                    raise _too_long()
+                    # A client that still sends when its connection is closed gets a reset in place of the answer.
+                    self.held, kept = self.held - kept, 0
+                    pieces.clear()
+                    if size > DROPPED_MOST:
+                        break
+                    continue
+                self.held, kept = self.held + len(piece), kept + len(piece)
                 if self.held > BODIES_MOST and size > SHORT_BODY:
                     raise ApiError(
                         429, "rate_limit_error", "too many long bodies come at once; try again", retry_after_s=1
                     )
                 pieces.append(piece)
         finally:
-            self.held -= size
+            self.held -= kept
+        if size > BODY_MOST:
+            raise _too_long()
         return b"".join(pieces)
 
 
@@ -73,10 +83,11 @@ def _check_headers(request: Request) -> None:
     if coding.lower() not in ("", "identity"):
         text = f"the body has the content-encoding {coding[:40]}; send it without one"
         raise ApiError(415, "invalid_request_error", text, code="unsupported_content_encoding")
-    if int(request.headers.get("content-length", 0)) > BODY_MOST:
+    waits = "expect" in request.headers
+    if int(request.headers.get("content-length", 0)) > (BODY_MOST if waits else DROPPED_MOST):
         error = _too_long()
-        if "expect" in request.headers:
-            # The client waits for this answer, and will not send the body for which the parser waits.
+        if waits:
+            # It will not send the body for which the parser waits.
             error.more_headers["connection"] = "close"
         raise error
 
