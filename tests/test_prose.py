@@ -25,6 +25,8 @@ GONE = re.compile(r"DESIGN(\.md)?,? §|\bDESIGN\.md|PERFORMANCE\.md|HOUSE\.md|\.
 """Files that are not in the repository."""
 PATH = re.compile(r"`((?:[\w.*-]+/)*[\w*-]+\.(?:py|md|yaml|tcss|toml)|(?:[\w.-]+/)+)`")
 """A file or, with a slash at its end, a folder in a code span."""
+CHOSEN = re.compile(r"pytest .*?(tests/\S+\.py) -k (\w+)")
+"""A file of tests and the word by which a command chooses some of them."""
 ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
@@ -143,6 +145,21 @@ def test_anchors_lead_to_headings() -> None:
             if "://" not in target and page in pages and anchor not in anchors[page]:
                 broken.append(f"{name}: {target}#{anchor}")
     assert not broken, "\n".join(broken)
+
+
+def test_commands_choose_tests_that_exist() -> None:
+    found = [
+        (file, word)
+        for name, text in prose.markdown_files()
+        if not name.startswith("docs/runs/")
+        for file, word in CHOSEN.findall(text)
+    ]
+    empty = [
+        f"{file} -k {word}"
+        for file, word in found
+        if not re.search(rf"def test_\w*{word}", (prose.ROOT / file).read_text())
+    ]
+    assert found and not empty, "\n".join(empty)
 
 
 def test_paths_in_code_spans_are_files() -> None:
