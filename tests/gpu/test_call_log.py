@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from ppengine.common.groups import ATTENTION, HEAD, MLP, site
 from ppengine.common.ring import Kind
 from ppengine.protocol.place import Place
 from ppengine.stage.backends.cuda import call_log
-from ppengine.stage.backends.cuda.call_log import CallLog
+from ppengine.stage.backends.cuda.call_log import CallLog, calls_of
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.rank_calls import BEST, RanksDifferError
@@ -99,19 +98,42 @@ def test_a_count_that_is_seen_before_its_call_is_no_difference(tmp_path: Path, m
     assert first._compared == {1: 1}
 
 
+@pytest.mark.parametrize("ahead", [12, 20])
+def test_a_rank_that_is_a_ring_ahead_is_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """Its device waits for this one, so it is not. If it were, it would write over the calls that are compared."""
+    monkeypatch.setattr(call_log, "MOST", 8)
+    first, second = met(tmp_path)
+    assert first._mine is not None and second._mine is not None
+
+    def note(log: CallLog, until: int) -> None:
+        for number in range(log._mine.count, until):  # type: ignore[union-attr]
+            log.note(number, *CALL)
+
+    note(first, 4)
+    note(second, ahead)
+    first.compare()
+    note(first, ahead)
+    second._mine._map[64:96] = bytes(32)  # calls come before their count
+    monkeypatch.setattr(time, "sleep", lambda seconds: note(second, ahead + 8))
+    first.compare()
+    assert first._compared == {1: ahead}
+
+
 def test_a_ring_goes_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_log, "MOST", 7)
     first, second = met(tmp_path)
-    graph: list[Any] = []
+    graph: list[bytes] = []
     for log in (first, second):
         log.capture(lambda log=log: [log.note(0, Kind.ALL_REDUCE, each, 8, 0) for each in range(3)], graph)  # type: ignore[misc, arg-type, return-value]
     for step in range(1, 20):
         for log in (first, second):
             log.note(step, *CALL)
-            log.replay(step, np.concatenate(graph))
+            log.replay(step, calls_of(graph))
             log.compare()
-    first.replay(20, np.concatenate(graph[:2]))
-    second.replay(20, np.concatenate([graph[0], graph[2]]))
+    first.replay(20, calls_of(graph[:2]))
+    second.replay(20, calls_of([graph[0], graph[2]]))
     with pytest.raises(RanksDifferError, match=r"all-reduce 78 \(attention of layer 0, m20.* all-reduce 78 \(MLP of l"):
         first.compare()
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 from torch import Tensor
 
 from ppengine.models.group import Group
-from ppengine.stage.backends.cuda.call_log import Calls
+from ppengine.stage.backends.cuda.call_log import Calls, calls_of
 
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.card_group import CardGroup  # imports kernels: a stage alone needs none of them
@@ -21,7 +20,7 @@ class GraphCalls:
 
     def __init__(self, group: Group) -> None:
         self._group = cast("CardGroup", group) if hasattr(group, "calls") else None
-        self._captured: dict[Hashable, list[Calls]] = {}
+        self._captured: dict[Hashable, list[bytes]] = {}
         self._calls: dict[Hashable, Calls] = {}
 
     def noted(self, shape: Hashable, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -39,5 +38,5 @@ class GraphCalls:
             captured = self._captured.pop(shape, [])
             if not captured:
                 return
-            self._calls[shape] = np.concatenate(captured)
+            self._calls[shape] = calls_of(captured)
         self._group.calls.replay(self._group.step, self._calls[shape])
