@@ -5,6 +5,7 @@ from __future__ import annotations
 from core_world import CoreWorld
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
+from ppengine.protocol.stage_info import PlaceLinks
 from ppengine.protocol.steps import Drained, Retired, Sampled, StageReady
 from ppengine.protocol.verbs import Cordon, RestartStage, SetMemory
 
@@ -50,13 +51,14 @@ def test_the_place_with_the_least_room_decides_and_is_named():
                 stage=place.stage, rank=place.rank, generation=1, pid=1, host="h", layers=[0, 1], device_kind="cpu",
                 device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=1000,
                 peak_bytes=2000 if place == (1, 1) else 1000, block_bytes=10, quantum_blocks=1, reserved_blocks=900,
-                swap_blocks=50,
+                swap_blocks=50, links=PlaceLinks(carrier=f"rank {place.rank}"),
             )
         )  # fmt: skip
     world.run()
     assert "stage 1 rank 1 is binding" in world.events[-1].text
     views = {(view.index, view.rank): view for view in world.engine.reporter.build().stages}
     assert [key for key, view in views.items() if view.binding] == [(1, 1)]
+    assert [view.links.carrier for view in views.values()] == ["rank 0", "rank 1"] * 2
     assert views[1, 1].capacity == views[1, 0].capacity - 100
     plan = world.say(SetMemory(utilization=0.6), dry_run=True)[-1]
     assert any("stage 1 rank 1 is binding" in line for line in plan.plan), plan

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import time
 from types import SimpleNamespace
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -22,7 +23,7 @@ from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding, HeldTurns, ProcessInfo
 from ppengine.protocol.snapshot import ChecksInfo, Queues, Verdict
-from ppengine.protocol.stage_info import Waiting
+from ppengine.protocol.stage_info import PlaceLinks, StageInfo, SumsInfo, SumTime, Waiting
 from ppengine.protocol.stage_samples import AgentReport, PaceSample
 from ppengine.protocol.tiers import TiersInfo
 
@@ -60,6 +61,17 @@ def test_tiers_come_from_the_core(config):
     assert picture(config).tiers is None
     assert picture(config, core=core_report(config)).tiers is None
     assert picture(config, core=core_report(config, tiers=TiersInfo(slots=5))).tiers == TiersInfo(slots=5)
+
+
+def test_links_of_a_place_pass_as_a_whole(config):
+    links = PlaceLinks(carrier="RDMA", sums=SumsInfo(times=[SumTime(bytes=8, us=1.5)]))
+    assert all(getattr(links, name) != getattr(PlaceLinks(), name) for name in PlaceLinks.__struct_fields__)
+    core = core_report(config, stages=[view(0, links=links), view(1)])
+    stages = picture(config, core=core).stages
+    kinds, shown = get_type_hints(PlaceLinks), get_type_hints(StageInfo)
+    for name, kind in kinds.items():
+        assert [getattr(stage, name) for stage in stages] == [getattr(links, name), None]
+        assert shown[name] == kind
 
 
 def test_ages_grow_between_samples(config):

@@ -134,7 +134,7 @@ class Reporter:
             view.peak_bytes, view.block_bytes = ready.peak_bytes, ready.block_bytes
             view.swap_blocks, view.pid, view.host = ready.swap_blocks, ready.pid, ready.host
             view.device_kind, view.device_name = ready.device_kind, ready.device_name
-            view.device_uuid, view.carrier, view.sums = ready.device_uuid, ready.carrier, ready.sums
+            view.device_uuid, view.links = ready.device_uuid, ready.links
         return view
 
     def _cordon_info(self, record: StageRecord) -> CordonInfo | None:

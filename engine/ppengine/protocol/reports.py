@@ -11,7 +11,7 @@ from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import EngineInfo, Event, Latency, OperationInfo, Queues, RequestInfo, Throughput
-from ppengine.protocol.stage_info import CordonInfo, SumsInfo
+from ppengine.protocol.stage_info import CordonInfo, PlaceLinks
 from ppengine.protocol.stage_samples import AgentReport
 from ppengine.protocol.tiers import TiersInfo
 
@@ -46,9 +46,7 @@ class StageView(msgspec.Struct, kw_only=True):
     device_kind: str = "cpu"
     device_name: str = ""
     device_uuid: str | None = None
-    carrier: str | None = None
-    """Carrier of the hidden states that it receives between hosts, `TCP` or `RDMA`."""
-    sums: SumsInfo | None = None
+    links: PlaceLinks = PlaceLinks()
     progress: str = ""
     """Loading line of a stage that is not ready."""
     cordon: CordonInfo | None = None

@@ -62,6 +62,16 @@ class SumsInfo(msgspec.Struct, kw_only=True, frozen=True):
     """Measured when the ranks met; empty on cards, which are not measured."""
 
 
+class PlaceLinks(msgspec.Struct, kw_only=True, frozen=True):
+    """Links of a place with others, which it knows once it has met them. Each field is one of `StageInfo`, too.
+
+    The record passes as a whole from the stage to the gateway.
+    """
+
+    carrier: str | None = None
+    sums: SumsInfo | None = None
+
+
 class StepMs(msgspec.Struct, kw_only=True):
     """Own work of a step on this stage, waits excluded, over the last 10 s (2,048 steps at most); of a GPU, what its
     device did."""

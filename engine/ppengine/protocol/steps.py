@@ -14,7 +14,7 @@ import msgspec
 
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.reports import Finding, StageLedger
-from ppengine.protocol.stage_info import SumsInfo
+from ppengine.protocol.stage_info import PlaceLinks
 from ppengine.protocol.token_ids import TokenIds
 
 FIRST_GENERATION = 1
@@ -235,16 +235,14 @@ class StageReady(msgspec.Struct, tag="ready", array_like=True, kw_only=True):
     reserved_blocks: int
     """Blocks for which addresses are reserved (what utilization 1.0 allows)."""
     swap_blocks: int
-    carrier: str | None = None
-    """Carrier of the hidden states that it receives between hosts, `TCP` or `RDMA`; None: it receives none."""
     slots_fd: int = -1
     """Descriptor of the memory of its host slots in its process, for the store of its place; -1: it is private."""
     slot_bytes: int = 0
     """Bytes of a host slot: one block in all layers."""
     slot_layout: str = ""
     """Name of the order of the bytes in a slot; the same name, shape and dtype mean the same bytes."""
-    sums: SumsInfo | None = None
-    """Sums with the other ranks of its stage; None: it has none."""
+    links: PlaceLinks = PlaceLinks()
+    """Empty until it has met other places."""
 
 
 class StageProgress(msgspec.Struct, tag="progress", array_like=True, kw_only=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppengine.common.ring import Gauge, Kind
 from ppengine.models import StageModel
-from ppengine.protocol.stage_info import SumsInfo
+from ppengine.protocol.stage_info import PlaceLinks
 from ppengine.protocol.steps import Mapped, Mask, Move, MoveKind, Register, Retired, Step
 from ppengine.stage.backends.base import ActivationReceiver, EdgeEnd, Ends, KvCache, Sender, SwapSpace
 from ppengine.stage.batch_state import BatchState
@@ -83,14 +83,10 @@ class Runner(ABC):
         self._mapped: Mapped | None = None
 
     @property
-    def carrier(self) -> str | None:
-        """Carrier of the bytes on the wire from the stage before; None: the first stage."""
-        return None if self._receiver is None else self._receiver.edge.wire.carrier
-
-    @property
-    def sums(self) -> SumsInfo | None:
-        """How the ranks of the stage add; None: it has one."""
-        return self._group.sums
+    def links(self) -> PlaceLinks:
+        """How it is linked with the other places that it has met."""
+        carrier = None if self._receiver is None else self._receiver.edge.wire.carrier
+        return PlaceLinks(carrier=carrier, sums=self._group.sums)
 
     @property
     def outgoing(self) -> Sender | None:

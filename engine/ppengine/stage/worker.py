@@ -138,9 +138,7 @@ class StageWorker:
             # Needed while this thread is held up in a call of the driver.
             self._generations.on_newer = runner.release
             self._ring.phase(Phase.SERVING)
-            self._link.send(
-                msgspec.structs.replace(loaded.ready, generation=generation, carrier=runner.carrier, sums=runner.sums)
-            )
+            self._link.send(msgspec.structs.replace(loaded.ready, generation=generation, links=runner.links))
             with torch.inference_mode():
                 self._serve(loop, loaded.resources.launches)
             self._generations.on_newer = None
