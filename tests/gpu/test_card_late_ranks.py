@@ -52,6 +52,11 @@ class Memory:
         _, words = collectives.newest_of(sender, SIZE, PART_BYTES)
         self._write(words[call & 1], ((call & 0xFFFFFFFF) << 32) | 0x8000)
 
+    def second(self, sender: int, call: int) -> None:
+        """Have `sender` send its second part of a call, or this rank wait for those of the others."""
+        (_, second), _ = collectives.newest_of(sender, SIZE, PART_BYTES)
+        self._write(second, BASE + call)
+
     def _write(self, at: int, value: int) -> None:
         self.bytes[at : at + 8] = torch.frombuffer(bytearray(struct.pack("<Q", value)), dtype=torch.uint8)
 
@@ -81,6 +86,25 @@ def test_a_rank_is_late_until_it_has_sent_its_part_of_the_next_call(way: str, ra
         assert memory.behind() == set()
         send(memory, peers[1], call + 1)
         assert memory.behind() == set(), "it has gone on, before this rank has counted the call"
+        memory.counters += 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rank", range(SIZE))
+def test_a_rank_is_late_until_it_has_sent_its_second_part(way: str, rank: int) -> None:
+    memory, (first, other) = Memory(rank), [peer for peer in range(SIZE) if peer != rank]
+    for call in (1, 2, 3):
+        assert memory.behind() == {first, other}
+        WAYS[way](memory, first, call)
+        assert memory.behind() == {other}
+        WAYS[way](memory, other, call)
+        assert memory.behind() == set()
+        memory.second(rank, call)
+        assert memory.behind() == {first, other}
+        memory.second(other, call)
+        assert memory.behind() == {first}
+        memory.second(first, call)
+        assert memory.behind() == set()
         memory.counters += 1
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ppkernels.gpu.chain import chains, follow, let_follow
 from ppkernels.gpu.norms import normed
-from ppkernels.gpu.rank_memory import JOINED, count_call, data_at, meet, read_words, send_words
+from ppkernels.gpu.rank_memory import JOINED, count_call, data_at, meet, note_second, read_words, send_words
 
 PROGRAMS = 128
 """Most programs of a call; all of them must be resident at once."""
@@ -59,8 +59,8 @@ def words_bytes(size: int, part_bytes: int) -> tuple[int, int]:
 def newest_of(sender: int, size: int, part_bytes: int) -> tuple[list[int], list[int]]:
     """Return where a rank's memory shows the newest call of `sender`, whichever way that went.
 
-    First the flags of a program, which are numbers of calls, then a word of each inbox, with the number in its upper
-    half.
+    First the flags of a program by shot, which are numbers of calls, then a word of each inbox, with the number in its
+    upper half. A rank's own second flag has its newest call of which it had all first parts, and awaited second ones.
     """
     flags = [2 * size * part_bytes + (shot * size + sender) * PROGRAMS * 8 for shot in range(2)]
     words = [_words_at(size, part_bytes) + (parity * size + sender) * WORD_BYTES * 2 for parity in range(2)]
@@ -271,6 +271,7 @@ def _reduce_shares(
                 if peer != RANK:
                     theirs = data_at(part, table, peer, RANK, parity, SIZE, PART_BYTES)
                     tl.store(theirs + at, kept, mask=at < elements)
+        note_second(table, RANK, number, RANK, SIZE * 2 * PART_BYTES + SIZE * MOST * 8, MOST)
         meet(table, number, RANK, SIZE, SIZE * 2 * PART_BYTES + SIZE * MOST * 8, MOST)
         for peer in tl.static_range(SIZE):
             if peer != RANK:

@@ -3,7 +3,7 @@
 Memory of a rank, on its device:
 
     data        [2][size][part_bytes], by call and sender
-    flags       int64 [2][size][PROGRAMS], by shot and sender
+    flags       int64 [2][size][PROGRAMS], by shot and sender; the rank's own of the second shot: see `note_second`
     words       int64 [2][size][WORD_BYTES / 4], by call and sender; zero before the ranks join
 
 Table of a rank, int64 on its device:
@@ -179,6 +179,17 @@ def meet(table, number, RANK: tl.constexpr, SIZE: tl.constexpr, AT: tl.constexpr
                     released = tl.load(host, volatile=True)
             tl.atomic_add(flag, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
+
+
+@triton.jit
+def note_second(table, owner: tl.constexpr, number, RANK: tl.constexpr, AT: tl.constexpr, MOST: tl.constexpr):
+    """Note at `owner` that this rank has sent its second part of a call; `AT`: flags of the second shot.
+
+    No kernel waits for it. In its own memory it says that this rank has all first parts, and waits for the second ones.
+    """
+    if tl.program_id(0) == 0:
+        flags = (tl.load(table + _MEMORY + owner) + AT).to(tl.pointer_type(tl.int64))
+        tl.store(flags + RANK * MOST, number)
 
 
 @triton.jit

@@ -36,7 +36,7 @@ from ppkernels.gpu.draw import (
     random_number,
 )
 from ppkernels.gpu.greedy_ranks import Columns, best_of_ranks, pair_of, unpaired
-from ppkernels.gpu.rank_memory import JOINED, count_call, read_pairs, send_pair, send_pairs
+from ppkernels.gpu.rank_memory import JOINED, count_call, note_second, read_pairs, send_pair, send_pairs
 from ppkernels.gpu.row_passes import best_of, cut_at, gather, order_of, place_of
 from ppkernels.gpu.sampling import CANDIDATES, DRAW_BLOCK, DeviceSampling
 
@@ -156,6 +156,9 @@ def _choose_rows(
             tl.store(candidates + kept + lanes, x.to(values.dtype.element_ty), mask=lanes < top_k)
             tl.store(ids + kept + lanes, chosen, mask=lanes < top_k)
     tl.debug_barrier()
+    if joined:
+        for peer in tl.static_range(SIZE):
+            note_second(table, peer, number, RANK, WORDS_AT - SIZE * PROGRAMS * 8, PROGRAMS)
     for row in range(program, rows, programs):
         best, token = unpaired(tl.load(tokens + row))
         slot, position = tl.load(slots + row), tl.load(positions + row).to(tl.int64)

@@ -10,8 +10,8 @@ for nothing unless the layers' stream has been in one piece of work for a while.
 own, and read at a later look, if the copy is done by then.
 
 It notes the late ranks in the device's page. A rank that hangs between two calls sees the others in front of it, or
-where it is itself: `ppengine.agent.late_claims` knows them apart. A call that draws below top-k exchanges twice; a rank
-that stops between both is not seen as late.
+where it is itself: `ppengine.agent.late_claims` knows them apart. Some calls exchange twice. A rank that waits for the
+second parts has noted that it has all first ones, so a rank that stops between both is late.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class CallMarks:
 
     def __init__(self, memory: int, counters: int, rank: int, size: int, part_bytes: int) -> None:
         self.peers = [peer for peer in range(size) if peer != rank]
-        self.addresses = [counters]
+        (_, second), _ = collectives.newest_of(rank, size, part_bytes)
+        self.addresses = [counters, memory + second]
         """All words, of 8 bytes."""
         for peer in self.peers:
             flags, words = collectives.newest_of(peer, size, part_bytes)
@@ -56,14 +57,17 @@ class CallMarks:
 
         `values`: the words at `addresses`, as signed numbers.
         """
-        calls, flags, words = values[0], *self._each
+        calls, second, flags, words = *values[:2], *self._each
         found = set()
         for number, peer in enumerate(self.peers):
-            begin = 1 + number * (flags + words)
+            begin = 2 + number * (flags + words)
             theirs = values[begin : begin + flags + words]
-            if all(flag <= calls for flag in theirs[:flags]) and not any(
-                _ahead(word, calls) for word in theirs[flags:]
-            ):
+            if second > calls:
+                sent = theirs[flags - 1] > calls
+            else:
+                sent = any(flag > calls for flag in theirs[:flags])
+                sent = sent or any(_ahead(word, calls) for word in theirs[flags:])
+            if not sent:
                 found.add(peer)
         return found
 
