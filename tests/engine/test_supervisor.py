@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engines import Engine, wait_until
 from ppengine.supervisor.process_deaths import BACKOFF_S, MOST, WITHIN_S, ProcessDeaths
-from ppengine.supervisor.supervise import MOST_AGENTS
+from ppengine.supervisor.restart_plan import MOST_AGENTS
 
 Start = Callable[..., Engine]
 

@@ -24,7 +24,7 @@ from ppengine.supervisor.http_port import takes_connections
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link
 from ppengine.supervisor.presence import Presence
-from ppengine.supervisor.process_deaths import HELPER_AGAIN_S, ProcessDeaths
+from ppengine.supervisor.restart_plan import RestartPlan
 from ppengine.supervisor.service_manager import ServiceManager
 from ppengine.supervisor.wakeup import Wakeup
 
@@ -38,10 +38,6 @@ GRACE_S = 2.0
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
-AGAIN_S = 1.0
-"""Seconds until a process is tried again for which there was no descriptor, folder or process."""
-MOST_AGENTS = 5
-"""Most agents in all: one that keeps ending has a reason that a restart does not remove."""
 TIMED_OUT, FITS_NOT = 5, 8
 
 
@@ -91,11 +87,7 @@ class Supervisor:
         self._follows = follows
         self._folder = Path(config.run_dir)
         self._children: dict[str, Child] = {}
-        self._agents = 1
-        self._deaths = {"gateway": ProcessDeaths(), "core": ProcessDeaths()}
-        """Ends of the processes that are restarted, by role."""
-        self._due: dict[str, float] = {}
-        """Time at which a process is restarted, by role."""
+        self._restarts = RestartPlan()
         self._link: Link | None = None
         self._known: list[ProcessInfo] = []
         self._reported_at = 0.0
@@ -169,11 +161,11 @@ class Supervisor:
         answer, orders = self._link.read()
         self._follow(self._link, answer)
         for order in orders:
-            self._start_anew(self._link, order)
+            self._restart_stage(self._link, order)
         for info in self._observe():
             self._judge(info)
         self._follow_stages()
-        self._restart(self._link)
+        self._start_due(self._link)
         if self._end is not None:
             return
         if not self._presence.publish() and time.monotonic() - self._started_at > GATEWAY_START_S:
@@ -185,7 +177,7 @@ class Supervisor:
         if limit is not None and not self._served and time.monotonic() - self._started_at > limit:
             self._end = End(TIMED_OUT, f"it does not serve within {limit:g} s")
 
-    def _start_anew(self, link: Link, order: StartStage) -> None:
+    def _restart_stage(self, link: Link, order: StartStage) -> None:
         """Replace the process of one stage; report its end first if it ended by itself."""
         for info in self._observe():
             self._judge(info)
@@ -251,8 +243,8 @@ class Supervisor:
             return
         code = FITS_NOT if info.exit_code == FITS_NOT else 1
         who = self._who(info)
-        told = code == FITS_NOT or info.detail.startswith(who)
-        text = info.detail if told else f"{who} ended: {info.detail or 'exit code 0'}"
+        complete = code == FITS_NOT or info.detail.startswith(who)
+        text = info.detail if complete else f"{who} ended: {info.detail or 'exit code 0'}"
         log = self._folder / (f"{info.role}.log" if info.stage is None else Place(info.stage, info.rank or 0).log_name)
         if info.role == "core" and info.exit_code == 0:
             self._end = End(0, "stopped by command")
@@ -261,14 +253,13 @@ class Supervisor:
         elif info.role in (*VITAL, "gateway") or (self._boots and info.exit_code != 0 and self._boots_with(info.role)):
             self._end = End(code, text, log)
         elif info.role in self._helpers:
-            self._restart_helper(info.role, text, info.node)
+            if not info.node:
+                # Otherwise its node restarts it. Its requests or jobs end with it; the engine goes on.
+                self._restarts.helper_ended(info.role)
+            tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
         else:
-            again = info.role == "agent" and self._agents < MOST_AGENTS
+            again = info.role == "agent" and self._restarts.agent_ended()
             tell(f"{self._config.name} ({self._config.id}): {text}{'; it is restarted' if again else ''}")
-            if again:
-                # It only looks, and knows nothing that it cannot learn again.
-                self._agents += 1
-                self._due["agent"] = time.monotonic()
 
     def _boots_with(self, role: str) -> bool:
         """Return whether an engine that loads ends with a process of this role."""
@@ -280,18 +271,7 @@ class Supervisor:
             if info.role == "stage" and info.pid and not info.node and info.exit_code is None:
                 role = Place(info.stage or 0, info.rank or 0).store_role
                 if role in self._helpers and role not in self._children:
-                    self._due.setdefault(role, 0.0)
-
-    def _restart_helper(self, role: str, text: str, node: str) -> None:
-        """Plan the restart of an HTTP process or a store, or leave it to its node.
-
-        Its requests or jobs end with it; the engine goes on.
-        """
-        if not node:
-            now = time.monotonic()
-            delay = self._deaths.setdefault(role, ProcessDeaths()).note(now)
-            self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
-        tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
+                    self._restarts.first_start(role)
 
     def _can_restart(self, info: ProcessInfo) -> bool:
         """Return whether another gateway or core can go on where this one ended."""
@@ -306,28 +286,24 @@ class Supervisor:
 
     def _lose(self, role: str, text: str, log: Path) -> End | None:
         """Plan the restart of gateway or core; return the end of the engine if there is none."""
-        now = time.monotonic()
-        delay = self._deaths[role].note(now)
-        if delay is None:
+        if not self._restarts.vital_ended(role):
             minutes = process_deaths.WITHIN_S / 60
             return End(1, f"{text}, and it is the end number {process_deaths.MOST} in {minutes:g} minutes", log)
-        self._due[role] = now + delay
         tell(f"{self._config.name} ({self._config.id}): {text}; it is restarted")
         return None
 
-    def _restart(self, link: Link) -> None:
-        """Start another gateway, core or agent when its time has come: a gateway gets again what it cannot know."""
-        for role in [role for role, due in self._due.items() if time.monotonic() >= due]:
-            if self._end is not None:
-                return
-            del self._due[role]
+    def _start_due(self, link: Link) -> None:
+        """Start the processes whose time has come: a gateway gets again the facts that it cannot know."""
+        if self._end is not None:
+            return
+        for role in self._restarts.take_due():
             try:
                 self._spawn(role)
             except OSError as error:
                 tell(
                     f"{self._config.name} ({self._config.id}): the {role} cannot be started: {error}; it is tried again"
                 )
-                self._due[role] = time.monotonic() + AGAIN_S
+                self._restarts.try_again(role)
                 continue
             if role == "gateway":
                 link.repeat_facts()
