@@ -44,13 +44,13 @@ def test_why_of_a_step_in_flight_names_the_micro_batch_as_the_pool_line_does_and
     why = Why(code="in_flight", need=2, text="m11256 m11257 in flight")
     request = msgspec.structs.replace(picture.requests[0], why=why, in_flight=[11256, 11257])
     picture.stages[2].micro_batches = [11256]
-    assert wording.why(request, wording.locate(picture)) == "m256 at stage 2 +1"
+    assert wording.why(request, wording.locate(picture)) == "m11256 at stage 2 +1"
     assert "+1 is one more" in meaning.of_request(picture, request).rows["WHY"]
-    assert wording.why(request, {}) == "m256 in flight +1", "no stage has it yet"
+    assert wording.why(request, {}) == "m11256 in flight +1", "no stage has it yet"
     picture.stages[2].micro_batches = [11256, 11257]
-    assert "m256-257" in text_of(request_table.pool(picture, 160))
+    assert "m11256-57" in text_of(request_table.pool(picture, 160))
     fenced = msgspec.structs.replace(request, why=Why(code="fenced", text="eve waits for m11256 m11257"))
-    assert wording.why(fenced, {}) == "eve waits for m256 m257"
+    assert wording.why(fenced, {}) == "eve waits for m11256 m11257"
 
 
 def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:

@@ -109,10 +109,22 @@ def test_the_head_and_the_rows_agree_on_the_micro_batches_in_flight() -> None:
 
 def test_micro_batches_without_room_are_counted() -> None:
     numbers = [30560, 30561, 30562, 30616, 30618, 30619]
-    assert figures.micro_batches(numbers, 25) == "m560-562 m616 m618-619"
-    assert figures.micro_batches(numbers, 21) == "m560-562 m616 +2"
-    assert [figures.micro_batches(numbers, width) for width in (15, 11, 10, 1)] == ["m560-562 +3"] * 2 + ["+6"] * 2
+    assert figures.micro_batches(numbers, 27) == "m30560-62 m30616 m30618-19"
+    assert figures.micro_batches(numbers, 25) == "m30560-62 m30616 +2"
+    assert [figures.micro_batches(numbers, width) for width in (15, 12, 11, 1)] == ["m30560-62 +3"] * 2 + ["+6"] * 2
     assert figures.micro_batches([], 20) == ""
+
+
+def test_a_micro_batch_has_its_whole_number_or_a_sign_that_it_has_not() -> None:
+    """`m429` beside `m2429` looks like another micro-batch."""
+    assert [figures.micro_batch(2429, width) for width in (0, 6, 5, 4)] == ["m2429", "m2429", "m2429", "…429"]
+    assert figures.micro_batch(429, 4) == "m429"
+    runs = [figures.micro_batches([first, first + 1], 20) for first in (7, 11, 1999, 999, 2429)]
+    assert runs == ["m7-8", "m11-12", "m1999-2000", "m999-1000", "m2429-30"]
+    picture = snapshots.snapshot(2, 4)
+    picture.stages[0].micro_batches, picture.requests[0].in_flight, picture.requests[0].why = [2429], [2429], None
+    shown = "\n".join(text_of(line) for line in (*stage_table.rows(picture, 120), *request_rows(picture, 80)))
+    assert shown.count("m2429") == 2 and "m429" not in shown
 
 
 def test_an_operation_has_the_shorter_word_of_its_kind() -> None:

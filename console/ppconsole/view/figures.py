@@ -80,22 +80,21 @@ def age(value_ms: float | None) -> str:
     return UNKNOWN if value_ms is None else age_text(value_ms / 1000)
 
 
-def micro_batch(number: int) -> str:
-    """Return the short name of a micro-batch; numbers above 999 keep their last three digits."""
-    return f"m{number}" if number < 1000 else f"m{number % 1000:03d}"
+def micro_batch(number: int, width: int = 0) -> str:
+    """Return the name of a micro-batch, `m18412`, as logs and details have it; in fewer cells `…412`. 0: no limit."""
+    name = f"m{number}"
+    return name if not width or len(name) <= width else f"…{name[len(name) - width + 1 :]}"
 
 
 def micro_batches(numbers: list[int], width: int) -> str:
-    """Return micro-batches as runs: m410-412 m415. Those that do not fit are counted: m410-412 +1."""
+    """Return micro-batches as runs: m18410-12 m18415. Those that do not fit are counted: m18410-12 +1."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    shown = [
-        micro_batch(first) if first == last else f"{micro_batch(first)}-{micro_batch(last)[1:]}" for first, last in runs
-    ]
+    shown = [_run(first, last) for first, last in runs]
     text = ""
     for count in range(len(runs), -1, -1):
         left = sum(last - first + 1 for first, last in runs[count:])
@@ -103,3 +102,12 @@ def micro_batches(numbers: list[int], width: int) -> str:
         if len(text) <= width:
             break
     return text
+
+
+def _run(first: int, last: int) -> str:
+    """Return a run of micro-batches; its end has the digits alone that differ, two at least: `m18410-12`."""
+    if first == last:
+        return micro_batch(first)
+    begin, end = str(first), str(last)
+    same = next((at for at, digit in enumerate(begin) if end[at] != digit), 0) if len(begin) == len(end) else 0
+    return f"m{begin}-{end[max(0, min(same, len(end) - 2)) :]}"

@@ -53,7 +53,7 @@ STAGE_STATES = Section("STATE OF A STAGE  column STATE, or S if it is narrow", {
 MARKS = Section("MARKS", {
     ">": "the selected row", "!": "the root of a fault", "~": "the sample is older than 2 s",
     marks.CORDONED: "cordoned: no request begins", "*": "this stage sets the number of blocks",
-    "?": "unknown", "-": "nothing", "m412": "micro-batch (step) 412; above 999 the last three digits",
+    "?": "unknown", "-": "nothing", "m412": "micro-batch (step) 412", "…412": "a micro-batch whose number ends in 412",
 }, {"!": "bad", "~": "warn", marks.CORDONED: "warn"})  # fmt: skip
 STAGES = Section("STAGES", {
     "STG": "stage; 1.2 is tensor rank 2 of stage 1, which u opens and folds",

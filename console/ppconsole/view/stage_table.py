@@ -30,7 +30,7 @@ COLUMNS = (
     Column("kv", TITLES["kv"], 15, 1, grow=3),
     Column("swap", TITLES["swap"], 4, 9, ">"),
     Column("io", TITLES["io"], 3, 7, ">", grow=2),
-    Column("micro", TITLES["micro"], 4, 6, ">"),
+    Column("micro", TITLES["micro"], 4, 6, ">", grow=2),
     Column("step", TITLES["step"], 4, 4, ">"),
     Column("idle", TITLES["idle"], 4, 8, ">"),
     Column("ranks", TITLES["ranks"], 5, 6, ">"),
@@ -152,7 +152,8 @@ def _cells(
     mark = stage_mark(stage, faulty)
     state = state_word(stage.state, mark) if in_words else mark.text
     bad = place_of(stage) in faulty
-    micro = figures.micro_batch(stage.micro_batches[0]) if stage.micro_batches else figures.NOTHING
+    first = next(iter(stage.micro_batches), None)
+    micro = figures.NOTHING if first is None else figures.micro_batch(first, widths.get("micro", 0))
     flow = f"{count_text(stage.inbox)}>{count_text(stage.outbox)}"
     idle = None if stage.idle_fraction is None else 100 * stage.idle_fraction
     slow = (stage.progress_age_ms or 0) > 2000 and stage.state not in ("idle", "loading")

@@ -56,7 +56,6 @@ OPERATION = re.compile(r"([a-z_]+)([<>]\d+(?:\.\d+)?)?(.*)", re.DOTALL)
 """Kind, peer and micro-batch of an operation's text: `receive<1 m7`."""
 
 _STAGE_OF_RANK = re.compile(r"\d+(?=\.)")
-_MICRO_BATCH = re.compile(r"\bm(\d+)\b")
 
 
 def open_stream(stage: StageInfo) -> StreamInfo | None:
@@ -121,8 +120,8 @@ def why(request: RequestInfo, where: dict[int, int]) -> str:
     if reason is not None and not (reason.code == "in_flight" and request.in_flight):
         if reason.need is not None and reason.have is not None:
             figure = f"need {count_text(reason.need)}, have {count_text(reason.have)}"
-            return figure if not reason.text or figure in reason.text else f"{figure}: {_shortened(reason.text)}"
-        return _shortened(reason.text) or reason.code
+            return figure if not reason.text or figure in reason.text else f"{figure}: {reason.text}"
+        return reason.text or reason.code
     if request.in_flight:
         number = request.in_flight[0]
         place_of = f" at stage {where[number]}" if number in where else " in flight"
@@ -131,11 +130,6 @@ def why(request: RequestInfo, where: dict[int, int]) -> str:
     if request.finish_reason:
         return request.finish_reason
     return ""
-
-
-def _shortened(text: str) -> str:
-    """Return `text` with its micro-batches as the tables name them."""
-    return _MICRO_BATCH.sub(lambda found: figures.micro_batch(int(found[1])), text)
 
 
 def flying(snapshot: Snapshot) -> list[int]:
