@@ -10,7 +10,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common, common_options, filter_of
-from ppconsole.cli.session import SEE_WHY, find_any, one_snapshot, opened, print_json, run, say
+from ppconsole.cli.session import SEE_WHY, FirstSnapshot, find_any, named, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -27,7 +27,7 @@ _EXPLAIN_S = 3.0
 @click.argument("request")
 @common_options
 def show_command(common: Common, request: str) -> None:
-    """Print one REQUEST in detail.
+    """Print one REQUEST in detail, by its id or a unique beginning of it.
 
     Block table, tokens, timing, and why it waits. An engine that has ended has its last known state: a picture of the
     last hour or of an incident, and its events.
@@ -37,13 +37,33 @@ def show_command(common: Common, request: str) -> None:
     from ppconsole.cli.render import detail_lines
     from ppconsole.link.kept_requests import KeptRequest
 
-    detail = inspect(common, "request", request=request)
+    detail = run(lambda: _request_detail(common, request))
     if common.json or not isinstance(detail, (RequestDetail, KeptRequest)):
         print_json(detail)
     elif isinstance(detail, KeptRequest):
         click.echo("\n".join(_kept_lines(detail, time.time())))
     else:
         click.echo("\n".join(detail_lines(detail)))
+
+
+async def _request_detail(common: Common, text: str) -> Detail:
+    """Return the detail of the request that `text` names. Raises Failure, LinkLost, QueryFailed."""
+    from ppengine.protocol.inspection import FinishedDetail
+
+    from ppconsole.link.source import QueryFailed
+
+    first = FirstSnapshot(common)
+    async with opened(common, first.take) as source, asyncio.timeout(common.timeout):
+        try:
+            return await source.inspect("request", request=text)
+        except QueryFailed as error:
+            if error.code != "NOT_FOUND" or not (source.live or first.arrived):
+                raise
+            snapshot, ended = await first.get(), await source.inspect("finished")
+            ids = [each.id for each in ended.requests] if isinstance(ended, FinishedDetail) else []
+            if (found := named(text, snapshot, ids)) == text:
+                raise
+        return await source.inspect("request", request=found)
 
 
 def _kept_lines(kept: KeptRequest, now: float) -> list[str]:

@@ -12,9 +12,9 @@ import click
 from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
-from ppconsole.cli.effects import carry_out, help_of, send, show_outcome, show_refused
+from ppconsole.cli.effects import help_of, send, show_outcome, show_refused
 from ppconsole.cli.options import Common, Effect, effect_options
-from ppconsole.cli.session import attached_with_snapshot, run, say
+from ppconsole.cli.session import attached_with_snapshot, named, run, say
 from ppconsole.model import choosing
 from ppconsole.model.grammar import command_class, many_parameters
 
@@ -36,16 +36,17 @@ def verb_command(name: str) -> click.Command:
     @click.option("--yes", is_flag=True, help="Do not ask.")
     def command(common: Common, effect: Effect, yes: bool, **values: Any) -> int:
         ids, choice = choosing.take(values)
-        if not ids and not choice.filter:
-            raise choosing.nothing()
-        if len(ids) == 1:
-            return carry_out(_built(name, values, ids[0]), common, effect)
-        if effect.if_rev is not None:
-            raise click.UsageError("--if-rev is for one request; a filter takes the revisions that it saw.")
 
         def verb_of(request: str) -> Verb:
             return _built(name, values, request)
 
+        if not ids and not choice.filter:
+            raise choosing.nothing()
+        verb_of(ids[0] if ids else "")  # wrong values are refused without an engine
+        if len(ids) == 1:
+            return run(lambda: _one(verb_of, ids[0], common, effect))
+        if effect.if_rev is not None:
+            raise click.UsageError("--if-rev is for one request; a filter takes the revisions that it saw.")
         return run(lambda: _many(verb_of, ids, choice.filter, common, effect, yes))
 
     text = help_of(row) + "\n" + _MORE
@@ -61,6 +62,12 @@ def _built(name: str, values: dict[str, Any], request: str) -> Verb:
         raise exits.Failure(str(error), exits.USAGE) from None
 
 
+async def _one(verb_of: Callable[[str], Verb], text: str, common: Common, effect: Effect) -> int:
+    """Carry out a verb on the one request that `text` names."""
+    async with attached_with_snapshot(common) as (link, snapshot):
+        return await send(link, verb_of(named(text, snapshot)), common, effect)
+
+
 async def _many(
     verb_of: Callable[[str], Verb], ids: list[str], text: str, common: Common, effect: Effect, yes: bool
 ) -> int:
@@ -72,6 +79,8 @@ async def _many(
     async with attached_with_snapshot(common) as (link, snapshot):
         if text:
             ids, revisions = _chosen(snapshot, text)
+        else:
+            ids = list(dict.fromkeys(named(each, snapshot) for each in ids))
         try:
             many = Many(verbs=[verb_of(each) for each in ids], revisions=revisions)  # type: ignore[misc]
         except ValueError as error:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -197,7 +197,7 @@ async def has_ended(record: EngineRecord, within_s: float = 0.0) -> bool:
     return True
 
 
-class _First:
+class FirstSnapshot:
     """The first snapshot that a source delivers."""
 
     def __init__(self, common: Common) -> None:
@@ -232,7 +232,7 @@ async def one_snapshot(common: Common) -> Snapshot:
 
     Raises Failure, LinkLost.
     """
-    first = _First(common)
+    first = FirstSnapshot(common)
     async with opened(common, first.take) as source:
         if not source.live and not first.arrived:
             raise exits.Failure("no picture of it was kept", exits.NOT_FOUND)
@@ -242,6 +242,22 @@ async def one_snapshot(common: Common) -> Snapshot:
 @asynccontextmanager
 async def attached_with_snapshot(common: Common) -> AsyncIterator[tuple[EngineLink, Snapshot]]:
     """Attach to a live engine, and yield the link and the first snapshot. Raises Failure, LinkLost."""
-    first = _First(common)
+    first = FirstSnapshot(common)
     async with attached(common, first.take, passing=True) as link:
         yield link, await first.get()
+
+
+def named(text: str, snapshot: Snapshot, ended: Sequence[str] = ()) -> str:
+    """Return the id of the request that `text` means, and say so if it is a part of it. Raises Failure.
+
+    `ended`: ids of requests that have ended and that the snapshot lists no more.
+    """
+    from ppconsole.model.request_names import AmbiguousError, whole_in
+
+    try:
+        found = whole_in(text, snapshot, ended)
+    except AmbiguousError as error:
+        raise exits.Failure(str(error), exits.USAGE) from None
+    if found != text:
+        say(f"{text} is {found}")
+    return found

@@ -13,7 +13,7 @@ from ppengine.protocol.verb_table import ROWS
 from ppconsole.cli import exits
 from ppconsole.cli.effects import help_of, show_refused
 from ppconsole.cli.options import Common, common_options
-from ppconsole.cli.session import attached, has_ended, print_json, run, say
+from ppconsole.cli.session import FirstSnapshot, attached, has_ended, named, print_json, run, say
 from ppconsole.model.grammar import parameters
 
 if TYPE_CHECKING:
@@ -57,14 +57,22 @@ def verb_command(name: str) -> click.Command:
 @click.argument("request")
 @common_options
 def follow_command(request: str, common: Common) -> int:
-    """Print the text of REQUEST as it comes.
+    """Print the text of REQUEST, by its id or a unique beginning of it, as it comes.
 
     From its beginning. Ctrl-C leaves the request alone.
     """
 
+    from ppconsole.link.source import QueryFailed
+
     async def follow() -> int:
-        async with attached(common, slow=True, passing=True) as link, asyncio.timeout(common.timeout):
-            return await _Stream(link, request, common.json).all_samples()
+        first = FirstSnapshot(common)
+        async with attached(common, first.take, slow=True, passing=True) as link, asyncio.timeout(common.timeout):
+            try:
+                await link.fetch(request, wait_ms=0)
+                found = request
+            except QueryFailed as error:
+                found = request if error.code != "NOT_FOUND" else named(request, await first.get())
+            return await _Stream(link, found, common.json).all_samples()
 
     return run(follow)
 

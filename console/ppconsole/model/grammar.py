@@ -122,7 +122,20 @@ def _parameter(argument: Argument) -> click.Parameter:
     )
 
 
+class _Beginnings(click.Choice[str]):
+    """A choice that takes a unique beginning, too: `run`, as the tables write the state `running`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the choice that a word begins. Raises click.BadParameter."""
+        found = [choice for choice in self.choices if value and choice.startswith(str(value).casefold())]
+        if len(found) > 1 and value not in found:
+            self.fail(f"{value!r} is ambiguous: {', '.join(found)}.", param, ctx)
+        return super().convert(found[0] if len(found) == 1 else value, param, ctx)
+
+
 def _type(argument: Argument) -> Any:
+    if argument.name == "state":
+        return _Beginnings(argument.choices)
     if argument.choices:
         return click.Choice(argument.choices)
     if argument.kind == "utilization":

@@ -18,6 +18,7 @@ from ppconsole.link.last_hour import LastHour, no_history
 from ppconsole.link.source import LinkLost, QueryFailed
 from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
+from ppconsole.model.request_names import AmbiguousError, whole_in
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import NOTHING_SELECTED, Selected
 from ppconsole.screens.following import Following
@@ -238,13 +239,21 @@ class Navigator:
         elif word == "mark":
             self._mark(rest)
         elif word == "show" and rest.strip():
-            self.open_reader("show", request=rest.strip())
+            self._show(rest.strip())
         elif word == "help" and rest.strip():
             self._open_topic(rest.strip().strip("'\""))
         elif word in commands.SCREENS and word != "show":
             self.open_reader(word)
         else:
             self._run_verb(text)
+
+    def _show(self, text: str) -> None:
+        """Open the request that a part of its id names."""
+        snapshot = self._model.shown.snapshot
+        try:
+            self.open_reader("show", request=text if snapshot is None else whole_in(text, snapshot))
+        except AmbiguousError as error:
+            self._console.report(f"show: {error}", bad=True)
 
     def _open_topic(self, name: str) -> None:
         """Open the entries of the legend with this name, and the command of it."""

@@ -15,6 +15,7 @@ from ppengine.protocol.verbs import Many, Submit, Verb, build, row_of
 from ppconsole.model import choosing, grammar, memory_change
 from ppconsole.model.filters import FilterError
 from ppconsole.model.prompt_options import PromptOptions
+from ppconsole.model.request_names import whole_in
 from ppconsole.model.safe import clean
 from ppconsole.model.usage_text import usage_text
 from ppconsole.view.completion import nearest
@@ -143,6 +144,8 @@ def _chosen(
     ids, choice = choosing.take(values)
     if choice.filter and snapshot is not None:
         ids = [request.id for request in choosing.matching(snapshot, choice.filter)]
+    elif snapshot is not None:
+        ids = list(dict.fromkeys(whole_in(each, snapshot) for each in ids))
     if not ids and not targets:
         raise choosing.nothing()
     if not ids and len(targets) > 1:  # only marks are several
