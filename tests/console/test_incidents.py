@@ -50,7 +50,7 @@ def test_one_in_full_has_verdict_consequences_authors_and_records(cli: Cli) -> N
         run = cli(*words)
         assert run.code == 0, run.err
         text = run.out
-        assert "healed in 1.9s" in text and "STAGE 1 dead" in text and "pid 7: gone" in text
+        assert "healed in 1.9s" in text and "STAGE 1 was dead: stage 1 was" in text and "pid 7: gone" in text
         assert "ended: all stages are back after 1.9 s (ann acted)" in text
         assert "    stage 0 is starved by stage 1" in text and "[ann] restart-stage 1" in text
         assert "kept: 64 steps of each thread, 1 stacks" in text

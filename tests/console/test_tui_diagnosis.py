@@ -96,7 +96,7 @@ async def test_a_fault_that_is_over_is_in_the_past_tense_and_nothing_runs_it():
         rig.source.send(calm)
         await rig.app.screen._load()
         text = "\n".join(rows(rig))
-        assert " STAGE 1 was stopped, for" in text and "no fault now; this one was healed at" in text
+        assert " STAGE 1 was stopped, healed after" in text and "no fault now; this one was healed at" in text
         assert "runs it" not in text and "do   >" not in text and "STAGE 1 stopped" not in text
         assert rig.app.screen.cli() == "explain" and "⏎" not in rig.board("reader-foot")
 

@@ -105,9 +105,9 @@ def test_a_fault_that_is_over_stays_with_its_steps():
     text = "\n".join(page(snapshots.snapshot(), fault=kept))
     assert "no fault now; this one was healed at" in text and "attention of m18410" in text
     assert "frozen at the fault" in text and "! stage 2 ROOT" in text
-    assert "STAGE 2 was self_stuck, for 6.2s" in text and "! STAGE 2" not in text and "do   >" not in text
+    assert "STAGE 2 was self_stuck, healed after 15s" in text and "! STAGE 2" not in text and "do   >" not in text
     kept.verdict = Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=3.0)
-    assert " CORE was the cause, for 3.0s" in "\n".join(page(snapshots.snapshot(), fault=kept))
+    assert " CORE was the cause, healed after 12s" in "\n".join(page(snapshots.snapshot(), fault=kept))
 
 
 def test_steps_say_how_far_each_stage_got():

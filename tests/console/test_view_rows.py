@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import rank_snapshots
 import snapshots
 from ppconsole.cli import render
 from ppconsole.model.ranks import place_of
@@ -191,6 +192,36 @@ def test_banner_and_verdict_at_80_columns():
     assert text_of(banner.verdict_line(picture, LIVE, 80)) == (
         "! STAGE 2 self_stuck 6.2s: attention of m18410 on comp; 0 to 1 bl… +1  d detail "
     )
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        (
+            "stage 1 rank 1 is stopped by a signal (pid 26397, state T)",
+            "stopped 2.3s: by a signal (pid 26397, state T)",
+        ),
+        ("stage 1 rank 1 was killed by SIGKILL", "stopped 2.3s: killed by SIGKILL"),
+        ("stage 1 rank 1: no word from it", "stopped 2.3s: no word from it"),
+        ("rank 1 is gone", "stopped 2.3s: rank 1 is gone"),
+    ],
+)
+def test_the_verdict_line_names_the_stage_once_so_that_the_reason_fits(summary: str, shown: str) -> None:
+    picture = rank_snapshots.dead()
+    picture.verdicts[0].cause, picture.verdicts[0].summary = "stopped", summary
+    assert text_of(banner.verdict_line(picture, LIVE, 80)).startswith(f"! STAGE 1 RANK 1 {shown}")
+
+
+def test_a_stage_that_serves_again_is_not_shown_as_dead() -> None:
+    """Its verdict is reported for a second longer, and its age counts on."""
+    picture = rank_snapshots.dead()
+    assert "! STAGE 1 RANK 1 dead 2.3s: killed by" in text_of(banner.verdict_line(picture, LIVE, 80))
+    picture.engine.state = "serving"
+    assert "! STAGE 1 RANK 1 dead 2.3s: killed by" in text_of(banner.verdict_line(picture, LIVE, 80))
+    for stage in picture.stages:
+        stage.state = "computing"
+    line = text_of(banner.verdict_line(picture, LIVE, 80))
+    assert "! STAGE 1 RANK 1 was dead 2.3s ago, serves again: killed by SIGKILL" in line
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from monitor_helpers import core_report, make_config, processes, remove, sample,
 from ppengine.common.config import EngineConfig
 from ppengine.diagnosis import fault_log
 from ppengine.diagnosis.evidence import StageEvidence
+from ppengine.gateway import collector
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.event_log import EventLog
 from ppengine.protocol.facts import Exited, Lost, Serving
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.snapshot import Event
+from ppengine.protocol.snapshot import Event, Verdict
 from ppengine.protocol.stage_samples import AgentReport, StageSample
 
 NEW = 2001
@@ -114,6 +116,19 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypa
     monkeypatch.setattr(fault_log, "SHOWN_NS", 0)
     assert rig.roots() == []
     assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
+    cleared = next(event.text for event in rig.events if event.kind == "verdict.cleared")
+    assert re.fullmatch(r"dead no more, reported for \d\.\ds: stage 1 was killed by SIGKILL", cleared), (
+        "its time is that of the report, not of the fault"
+    )
+
+
+def test_the_root_is_the_last_of_the_events_of_one_fault(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of two lines has the root then, and not what follows from it."""
+    root = Verdict(stage=1, cause="stopped", summary="stopped", since_s=1.0)
+    others = [Verdict(stage=stage, cause="starved", summary="starved", since_s=1.0, root=False) for stage in (0, 2)]
+    monkeypatch.setattr(collector, "diagnose", lambda evidence: [root, *others])
+    rig.roots()
+    assert [event.text for event in rig.events if event.kind == "verdict.raised"][-1] == "stopped: stopped"
 
 
 def test_without_an_agent_the_core_says_when_a_death_is_over(rig: Rig, quick: None) -> None:

@@ -30,7 +30,7 @@ def incident_lines(listed: Listed, incident: Incident, now: float) -> list[str]:
     info, fault = incident.info, incident.fault
     by = f" ({clean(info.by)} acted)" if info.by else ""
     head = f"incident {listed.id} of {clean(listed.engine.name)} ({listed.engine.id}), {clock_text(info.wall, now)}"
-    lines = [f"{head}: {outcome(info, now)}", verdict_sentence(fault.verdict)]
+    lines = [f"{head}: {outcome(info, now)}", verdict_sentence(fault.verdict, over=info.over_wall is not None)]
     lines += [f"    {clean(fact)}" for fact in fault.verdict.evidence]
     lines.append(f"ended: {clean(info.ended) or 'not yet'}{by}")
     if then := consequences(incident):

@@ -239,11 +239,13 @@ def end_lines(ended: EndedEngine, incident: Incident | None, now: float) -> list
     return [*lines, f"log lines: ppconsole -e {ended.record.id} logs"]
 
 
-def verdict_sentence(verdict: Verdict) -> str:
-    """Return stage, cause, summary, the most specific fact, and the suggested fix."""
+def verdict_sentence(verdict: Verdict, *, over: bool = False) -> str:
+    """Return stage, cause, summary, the most specific fact, and the suggested fix. `over`: of a fault that was."""
     best = next((fact for fact in verdict.evidence if fact.startswith(_TELLING)), next(iter(verdict.evidence), ""))
     known = f"; {clean(best)}" if best else ""
-    return f"{verdict_text(verdict)}{known}" + (f"; try: {clean(verdict.suggest)}" if verdict.suggest else "")
+    return f"{verdict_text(verdict, over=over)}{known}" + (
+        f"; try: {clean(verdict.suggest)}" if verdict.suggest else ""
+    )
 
 
 def _facts(verdict: Verdict) -> list[str]:

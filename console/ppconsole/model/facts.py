@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ppengine.protocol.snapshot import Cause, Snapshot, Verdict
@@ -135,6 +136,36 @@ def headline(verdict: Verdict, *, over: bool = False) -> str:
     return f"{place(verdict)} was {verdict.cause}" if over else f"{place(verdict)} {verdict.cause}"
 
 
-def verdict_text(verdict: Verdict) -> str:
-    """Return one verdict as a line: `STAGE 2 stopped 6.2s: summary`."""
-    return f"{headline(verdict)} {age_text(verdict.since_s)}: {clean(verdict.summary)}"
+def verdict_text(verdict: Verdict, *, over: bool = False) -> str:
+    """Return one verdict as a line: `STAGE 2 stopped 6.2s: summary`; `over`: `STAGE 2 was stopped: summary`.
+
+    The age of a verdict counts on after the end of its fault, until it is reported no more.
+    """
+    age = "" if over else f" {age_text(verdict.since_s)}"
+    return f"{headline(verdict, over=over)}{age}: {clean(verdict.summary)}"
+
+
+def brief_text(verdict: Verdict, snapshot: Snapshot) -> str:
+    """Return a verdict as a line that does not name its stage twice: `STAGE 2 stopped 6.2s: by a signal (pid 7)`.
+
+    A stage that has been restarted is reported for a moment longer: `STAGE 2 was dead 1.6s ago, serves again: ...`.
+    """
+    name = "" if verdict.stage is None else words(verdict.stage, verdict.rank)
+    summary = clean(verdict.summary)
+    rest = (
+        re.sub(rf"^{re.escape(name)}(?: is| was|:) (?:{re.escape(verdict.cause)} )?", "", summary) if name else summary
+    )
+    age = age_text(verdict.since_s)
+    if _serves_again(verdict, snapshot):
+        return f"{headline(verdict, over=True)} {age} ago, serves again: {rest}"
+    return f"{headline(verdict)} {age}: {rest}"
+
+
+def _serves_again(verdict: Verdict, snapshot: Snapshot) -> bool:
+    """Return whether the dead stage of a verdict runs again, and the engine with it."""
+    ranks = [
+        stage for stage in snapshot.stages
+        if stage.index == verdict.stage and verdict.rank in (None, stage.tensor_rank)
+    ]  # fmt: skip
+    back = bool(ranks) and all(stage.state not in ("dead", "loading", "stopped") for stage in ranks)
+    return verdict.cause in ("dead", "crashed", "killed_oom") and back and snapshot.engine.state == "serving"

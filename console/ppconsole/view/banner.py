@@ -11,12 +11,12 @@ from ppengine.protocol.verb_table import Role, covers
 from ppconsole.model.facts import (
     REPLAY,
     REPLAY_END,
+    brief_text,
     cordon_text,
     fault_word,
     headline,
     root_verdict,
     unseen_stages,
-    verdict_text,
 )
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
@@ -194,7 +194,7 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
     bad = verdict.root and verdict.cause != "undetermined"
     others = len(snapshot.verdicts) - 1
     tail = (f" +{others}" if others else "") + "  d detail "
-    text = f"! {verdict_text(verdict)}"
+    text = f"! {brief_text(verdict, snapshot)}"
     style = "alert" if bad else "alert.warn"
     return row((fit(text, width - len(tail)) + tail, style))
 

@@ -116,12 +116,21 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         found.append(row((fit(text, width), "ok")))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
     name = f"! {headline(verdict)}" if now is not None else headline(verdict, over=True)
-    found.append(row((fit(f" {name}, for {age_text(verdict.since_s)} ", width), style)))
+    found.append(row((fit(f" {name}, {_lasted(snapshot, known, verdict, over=now is None)} ", width), style)))
     summary = verdict.summary.removeprefix(f"{_where(verdict)}: ")
     found += [row(("  ", ""), (line, "strong")) for line in wrap(summary, width - 4)]
     if verdict.cause.startswith("stream_"):
         found.append(row(("  v shows the streams, and every finding with both call sites", "dim")))
     return found
+
+
+def _lasted(snapshot: Snapshot, known: Known, verdict: Verdict, *, over: bool) -> str:
+    """Return `for 3.1s`; of a fault that is `over`, the time from its begin to its end, and not that of its report."""
+    end = _healed_at(snapshot, known.fault) if over else None
+    if not over or known.fault is None:
+        return f"for {age_text(verdict.since_s)}"
+    begin = known.fault.wall - verdict.since_s
+    return f"reported for {age_text(verdict.since_s)}" if end is None else f"healed after {age_text(end - begin)}"
 
 
 def _healed_at(snapshot: Snapshot, fault: FaultDetail | None) -> float | None:

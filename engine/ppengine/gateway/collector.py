@@ -245,12 +245,13 @@ class Collector:
         before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         self.verdicts = diagnose(self._evidence)
         after = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
-        for key, verdict in after.items():
+        # The root comes last: a console with two lines of events shows the newest.
+        for key, verdict in sorted(after.items(), key=lambda each: each[1].root):
             if key not in before:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
         for key, verdict in before.items():
             if key not in after:
-                text = f"{verdict.cause} after {verdict.since_s:.1f}s: {verdict.summary}"
+                text = f"{verdict.cause} no more, reported for {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._note_stages() or before.keys() != after.keys()
 
