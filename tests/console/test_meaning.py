@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+import rank_snapshots
 import snapshots
+from ppconsole.model.state import ConsoleState
 from ppconsole.screens.detail_screens import HelpScreen
 from ppconsole.view import colours, help_page, legend, marks, meaning, request_table, wording
 from ppconsole.view.cells import text_of
@@ -51,6 +53,23 @@ def test_why_of_a_step_in_flight_names_the_micro_batch_as_the_pool_line_does_and
     assert "m11256-57" in text_of(request_table.pool(picture, 160))
     fenced = msgspec.structs.replace(request, why=Why(code="fenced", text="eve waits for m11256 m11257"))
     assert wording.why(fenced, {}) == "eve waits for m11256 m11257"
+
+
+def test_why_of_a_step_in_flight_names_the_stage_that_is_stuck() -> None:
+    """It is the reason of all of them, wherever their micro-batch is."""
+    picture = rank_snapshots.dead()
+    picture.requests = [snapshots.request(0), snapshots.request(1)]
+    flying, waiting = picture.requests
+    flying.state, flying.why, flying.in_flight = "running", None, [18411]
+    waiting.state, waiting.in_flight, waiting.why = "waiting", [], Why(code="blocks", text="need 121, have 100")
+    rows = [text_of(line) for line in request_table.rows(ConsoleState(snapshot=picture), picture.requests, 80)]
+    assert rows[1].endswith("stage 1.1 dead m18411  ") and "need 121, have 100" in rows[2]
+    assert "stage 1.1 dead m18411: " in meaning.of_request(picture, flying).rows["WHY"]
+    for verdict in picture.verdicts:
+        verdict.cause, verdict.root = "straggler", True
+    assert wording.stuck_at(picture) == "", "steps go on"
+    picture.verdicts[0].cause, picture.verdicts[0].stage = "core", None
+    assert wording.stuck_at(picture) == "core stuck"
 
 
 def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:

@@ -9,6 +9,8 @@ import pytest
 import snapshots
 from ppconsole.link import kept_points
 from ppconsole.link.settings import Settings
+from ppconsole.view import request_table
+from ppconsole.view.cells import place
 from ppconsole.view.frame import frame
 from ppconsole.view.panels import PANELS, RightColumn, key_of
 from ppengine.protocol.recording import Recorder
@@ -114,6 +116,26 @@ async def test_the_right_column_yields_to_a_why_that_is_cut_and_a_key_brings_it_
         seconds(rig, 10)
         await rig.until(lambda: "KV MAP" in rig.screen())
         assert "brings back" not in rig.board("foot")
+
+
+async def test_at_80_columns_owner_and_host_blocks_yield_to_a_why_that_is_cut():
+    reason = "step full, 512 tokens; behind r-0000"
+    async with console(waiting(reason), size=(80, 24)) as rig:
+        rig.app.paint()
+        assert "OWNER" in rig.screen() and reason not in rig.screen()
+        seconds(rig, 3)
+        assert reason in rig.screen() and "AGE" in rig.screen()
+        assert "OWNER" not in rig.screen() and "SWP" not in rig.screen() and "KV map" not in rig.screen()
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 90, 110])
+def test_why_stays_on_narrow_screens_that_yield_to_it(width):
+    made = frame(width, 24, 2, False, 20, yields=True)
+    placed = {
+        each.column.key: each.width for each in place(request_table.columns(made.left, made.why_least), made.left)
+    }
+    usual = {each.column.key: each.width for each in place(request_table.columns(made.left), made.left)}
+    assert {"id", "state", "out", "blk"} <= set(placed) and placed["why"] >= usual["why"]
 
 
 async def test_the_right_column_comes_back_when_no_why_is_cut_any_more():

@@ -111,7 +111,10 @@ def test_micro_batches_without_room_are_counted() -> None:
     numbers = [30560, 30561, 30562, 30616, 30618, 30619]
     assert figures.micro_batches(numbers, 27) == "m30560-62 m30616 m30618-19"
     assert figures.micro_batches(numbers, 25) == "m30560-62 m30616 +2"
-    assert [figures.micro_batches(numbers, width) for width in (15, 12, 11, 1)] == ["m30560-62 +3"] * 2 + ["+6"] * 2
+    assert [figures.micro_batches(numbers, width) for width in (15, 12, 11, 1)] == ["m30560-62 +3"] * 2 + [
+        "m30560 +5",
+        "+6",
+    ]
     assert figures.micro_batches([], 20) == ""
 
 

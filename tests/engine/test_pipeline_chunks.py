@@ -111,4 +111,4 @@ def test_decodes_come_on_top() -> None:
     assert decodes >= 100
     assert sum(row.count for row in step.rows) == decodes + 704, "half of 1,380 tokens"
     why = wait_reasons.why(beside.scheduler, second)
-    assert why.text == f"the step's {decodes + 704} tokens are given"
+    assert why.text == f"step full, {decodes + 704} tokens"

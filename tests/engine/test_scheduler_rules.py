@@ -478,7 +478,7 @@ def test_max_num_seqs_and_who_stands_behind():
     world.schedule()
     assert wait_reasons.why(world.scheduler, second).text == "1 run, max_num_seqs is 1"
     assert wait_reasons.why(world.scheduler, third).code == "behind"
-    assert wait_reasons.why(world.scheduler, third).text == f"behind {second.id}: 1 run, max_num_seqs is 1"
+    assert wait_reasons.why(world.scheduler, third).text == f"1 run, max_num_seqs is 1; behind {second.id}"
 
 
 # --- priority -------------------------------------------------------------------------------------------------

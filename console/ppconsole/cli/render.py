@@ -20,7 +20,7 @@ from ppconsole.model.stacks import grouped, notes, pids
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio, wall_text
 from ppconsole.view import figures
 from ppconsole.view.drilldown import sources_text
-from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, why
+from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, stuck_at, why
 
 BAR = 10
 HOST, _AFTER_STATE = "HOST", 2
@@ -67,7 +67,7 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
     if text := figures.slo_text(snapshot.latency):
         lines.append(text)
     if snapshot.requests:
-        lines += ["", *request_lines(snapshot.requests[:max_requests], locate(snapshot))]
+        lines += ["", *request_lines(snapshot.requests[:max_requests], locate(snapshot), stuck_at(snapshot))]
         hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))
         if hidden > 0:
             lines.append(f"... and {hidden} more")
@@ -167,13 +167,13 @@ def pool_line(snapshot: Snapshot) -> str:
     )
 
 
-def request_lines(requests: Sequence[RequestInfo], where: dict[int, int] | None = None) -> list[str]:
-    """Return one line a request under a head. `where`: the stage of each micro-batch."""
+def request_lines(requests: Sequence[RequestInfo], where: dict[int, int] | None = None, stuck: str = "") -> list[str]:
+    """Return one line a request under a head. `where`: the stage of each micro-batch; `stuck`: see `wording.why`."""
     rows = [
         [
             clean(request.id), clean(request.owner), request.state, age_text(request.age_s),
             str(request.prompt_tokens), str(request.output_tokens), str(request.blocks), str(request.swap_blocks),
-            str(request.revision), clean(why(request, where or {})),
+            str(request.revision), clean(why(request, where or {}, stuck)),
         ]
         for request in requests
     ]  # fmt: skip

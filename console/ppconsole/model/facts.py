@@ -64,6 +64,9 @@ def may_submit(state: ConsoleState) -> bool:
 SUFFERERS = ("starved", "blocked", "undetermined")
 """Causes that are never the root of a fault."""
 _STUCK: tuple[Cause, ...] = ("stopped", "self_stuck", "gil_held", "deadlock", "stream_stuck", "core")
+_ENDS: tuple[Cause, ...] = ("dead", "crashed", "killed_oom")
+STOPPING = (*_STUCK, *_ENDS)
+"""Causes with which no step goes on."""
 FAULT_WORDS: dict[Cause, str] = {
     **dict.fromkeys(_STUCK, "stuck"), "straggler": "slow", "store": "store", "undetermined": "stuck?",
 }  # fmt: skip
@@ -156,16 +159,16 @@ def brief_text(verdict: Verdict, snapshot: Snapshot) -> str:
         re.sub(rf"^{re.escape(name)}(?: is| was|:) (?:{re.escape(verdict.cause)} )?", "", summary) if name else summary
     )
     age = age_text(verdict.since_s)
-    if _serves_again(verdict, snapshot):
+    if serves_again(verdict, snapshot):
         return f"{headline(verdict, over=True)} {age} ago, serves again: {rest}"
     return f"{headline(verdict)} {age}: {rest}"
 
 
-def _serves_again(verdict: Verdict, snapshot: Snapshot) -> bool:
+def serves_again(verdict: Verdict, snapshot: Snapshot) -> bool:
     """Return whether the dead stage of a verdict runs again, and the engine with it."""
     ranks = [
         stage for stage in snapshot.stages
         if stage.index == verdict.stage and verdict.rank in (None, stage.tensor_rank)
     ]  # fmt: skip
     back = bool(ranks) and all(stage.state not in ("dead", "loading", "stopped") for stage in ranks)
-    return verdict.cause in ("dead", "crashed", "killed_oom") and back and snapshot.engine.state == "serving"
+    return verdict.cause in _ENDS and back and snapshot.engine.state == "serving"

@@ -45,14 +45,14 @@ class Layout:
         count = stage_rows.count(snapshot, opened) if snapshot else 0
         beside = frame(*size, count, follows, wanted, choices)
         shown = arranged[top : top + beside.requests]
-        cut = snapshot is not None and beside.side > 0 and request_table.is_cut(snapshot, shown, beside.left)
+        cut = snapshot is not None and request_table.is_cut(snapshot, shown, beside.left)
         self._frame = frame(*size, count, follows, wanted, choices, self._right.look(cut, size[0]))
         return self._frame
 
     def note(self) -> str:
         """Return how a right column comes back that has yielded; empty: it has not."""
         made = self._frame
-        if made is None or made.side or not self._right.yields or not (made.kv_map or made.lanes):
+        if made is None or made.side or self._width < WIDE or not self._right.yields or not (made.kv_map or made.lanes):
             return ""
         return f"{key_of('kv-map')} brings back the KV map, hidden for WHY"
 

@@ -101,6 +101,9 @@ def micro_batches(numbers: list[int], width: int) -> str:
         text = " ".join([*shown[:count], *([f"+{left}"] if left else [])])
         if len(text) <= width:
             break
+    count = sum(last - first + 1 for first, last in runs)
+    if text == f"+{count}" and len(f"{micro_batch(runs[0][0])} +{count - 1}") <= width:
+        text = f"{micro_batch(runs[0][0])} +{count - 1}"  # its first one at least
     return text
 
 

@@ -12,6 +12,8 @@ WIDE = 120
 VERY_WIDE = 150
 """From this width on the right column also has the selected stage's streams."""
 _SIDE_LEAST, _WHY_LEAST = 38, 60
+_BESIDE_WHY = 44
+"""Cells for id, state, output, blocks, age and prompt tokens beside WHY."""
 _YIELDED_LEAST = 140
 """From this width on a right column that yields becomes narrow; below, it is hidden."""
 
@@ -72,7 +74,7 @@ def frame(
 ) -> Frame:  # fmt: skip
     """Return the sizes for a terminal of `width` x `height`. `stages` and `requests` count the rows wanted.
 
-    `yields`: the right column gives its room to the request table.
+    `yields`: the right column gives its room to the request table; without one, columns of it give theirs to WHY.
     """
     stage_rows, table_rows = panels.get("stages", True), panels.get("requests", True)
     output_wanted = output_wanted and panels.get("output", True)
@@ -102,8 +104,13 @@ def frame(
     timeline = lanes if panels.get("timeline", True) else 0
     return Frame(
         width - side - (1 if side else 0), side, shown, table, events, output, width >= VERY_WIDE, trends, timeline,
-        panels.get("kv-map", True), _WHY_LEAST if yields else 0,
+        panels.get("kv-map", True), _why_least(width - side - (1 if side else 0)) if yields else 0,
     )  # fmt: skip
+
+
+def _why_least(left: int) -> int:
+    """Return the cells of WHY where it is cut: columns of less priority yield, from OWNER on."""
+    return max(0, min(_WHY_LEAST, left - _BESIDE_WHY))
 
 
 def _side(width: int, panels: Choices, yields: bool) -> int:

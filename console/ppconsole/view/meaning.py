@@ -20,7 +20,7 @@ _REASONS = {
     "paused": "the engine is paused; resume lets it run",
     "blocks": "KV blocks are missing; it goes on when others finish, are swapped out, or memory grows",
     "turn": "a later step takes it",
-    "behind": "another request is before it; that one's reason follows",
+    "behind": "another request is before it; that one's reason comes first",
     "cordoned": "no request begins until the cordon is lifted",
     "max_num_seqs": "as many requests run as the profile's max_num_seqs allows",
     "mask": "its output follows a grammar; the process grammar says which tokens may follow, or is started again",
@@ -52,7 +52,7 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
     """Return the state of a request and its WHY, in words."""
     mark = request_mark(request.state)
     rows = {mark.text: REQUEST_STATES.rows.get(mark.text, request.state)}
-    shown = wording.why(request, wording.locate(snapshot))
+    shown = wording.why(request, wording.locate(snapshot), wording.stuck_at(snapshot))
     if request.why is not None and not (request.why.code == "in_flight" and request.in_flight):
         rows["WHY"] = f"{shown}: {_reason(request.why)}"
     elif request.in_flight:

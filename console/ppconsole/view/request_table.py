@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ppengine.protocol.snapshot import Latency, Queues, RequestInfo, SloInfo, Snapshot
 
@@ -79,13 +79,14 @@ def columns(width: int, why_least: int = 0) -> list[Column]:
 def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool:
     """Whether the WHY of one of the requests `shown` does not fit a table of `width`."""
     room = next((each.width for each in place(columns(width), width) if each.column.key == "why"), 0)
-    where = wording.locate(snapshot)
-    return any(width_of(clean(_why(request, where))) > room for request in shown)
+    whys = _whys(snapshot)
+    return any(width_of(clean(whys(request))) > room for request in shown)
 
 
-def _why(request: RequestInfo, where: dict[int, int]) -> str:
-    """Return the reason of a row; another request in it by the end of its id, as in the column of ids."""
-    return _WORDS.sub(lambda found: id_text(found[0], _ID_IN_WHY), wording.why(request, where))
+def _whys(snapshot: Snapshot) -> Callable[[RequestInfo], str]:
+    """Return a function for the reason of a row; another request in it by the end of its id, as in their column."""
+    where, stuck = wording.locate(snapshot), wording.stuck_at(snapshot)
+    return lambda request: _WORDS.sub(lambda found: id_text(found[0], _ID_IN_WHY), wording.why(request, where, stuck))
 
 
 def rows(
@@ -104,13 +105,13 @@ def rows(
         if not some and may_submit(state):
             text += "; i writes a prompt"
         return [*lines, row((fit(f"  {text}", width), "dim"))]
-    where = wording.locate(snapshot)
+    whys = _whys(snapshot)
     id_width = next(each.width for each in placed if each.column.key == "id")
     for request in arranged[top : top + height]:
         mine = request.id == selected
         sign = CURSOR[mine, request.id in marked]
         name = id_text(request.id, id_width)
-        cells = _cells(request, name, where, sign, width >= _WIDE_FROM, snapshot.latency.slo)
+        cells = _cells(request, name, whys(request), sign, width >= _WIDE_FROM, snapshot.latency.slo)
         lines.append(table_row(placed, cells, fill="select" if mine else ""))
     return lines
 
@@ -151,7 +152,7 @@ def late(slo: SloInfo | None, ttft_s: float | None, itl_ms: float | None) -> tup
 
 
 def _cells(
-    request: RequestInfo, name: str, where: dict[int, int], sign: str, in_words: bool, slo: SloInfo | None
+    request: RequestInfo, name: str, why: str, sign: str, in_words: bool, slo: SloInfo | None
 ) -> dict[str, Cell]:
     """Return the cells of one request row.
 
@@ -180,7 +181,7 @@ def _cells(
         "itl99": (figures.latency_ms(request.itl_p99_ms), faint),
         "hit": (count_text(request.cached_tokens), "dim"),
         "pre": (count_text(request.preemptions), "warn" if request.preemptions else "dim"),
-        "why": (_why(request, where), "warn" if waits else faint),
+        "why": (why, "warn" if waits else faint),
     }
 
 

@@ -12,6 +12,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import RequestInfo, Snapshot
 from ppengine.protocol.stage_info import StageInfo, StreamInfo, Waiting
 
+from ppconsole.model.facts import STOPPING, place, root_verdict, serves_again
 from ppconsole.model.ranks import short, words
 from ppconsole.model.units import count_text
 from ppconsole.view import figures
@@ -114,8 +115,11 @@ def peer(stage: StageInfo, waiting: Waiting) -> str:
     return "the core" if waiting.stage is None else f"stage {waiting.stage}"
 
 
-def why(request: RequestInfo, where: dict[int, int]) -> str:
-    """Return why the request waits, with the numbers; of a running one, where its micro-batch is."""
+def why(request: RequestInfo, where: dict[int, int], stuck: str = "") -> str:
+    """Return why the request waits, with the numbers; of a running one, where its micro-batch is.
+
+    `stuck`: the stage that stops the pipeline, as `stuck_at` has it; it is the reason of all in flight.
+    """
     reason = request.why
     if reason is not None and not (reason.code == "in_flight" and request.in_flight):
         if reason.need is not None and reason.have is not None:
@@ -124,12 +128,25 @@ def why(request: RequestInfo, where: dict[int, int]) -> str:
         return reason.text or reason.code
     if request.in_flight:
         number = request.in_flight[0]
+        if stuck:
+            return f"{stuck} {figures.micro_batch(number)}"
         place_of = f" at stage {where[number]}" if number in where else " in flight"
         ahead = f" +{len(request.in_flight) - 1}" if len(request.in_flight) > 1 else ""
         return f"{figures.micro_batch(number)}{place_of}{ahead}"
     if request.finish_reason:
         return request.finish_reason
     return ""
+
+
+def stuck_at(snapshot: Snapshot) -> str:
+    """Return the root of a fault that stops the pipeline, `stage 0.1 stopped`; empty without one."""
+    verdict = root_verdict(snapshot)
+    if verdict is None or not verdict.root or verdict.cause not in STOPPING or serves_again(verdict, snapshot):
+        return ""
+    if verdict.stage is None:
+        return f"{place(verdict).lower()} stuck"
+    name = short(Place(verdict.stage, verdict.rank), ranked=True) if verdict.rank is not None else str(verdict.stage)
+    return f"stage {name} {verdict.cause}"
 
 
 def flying(snapshot: Snapshot) -> list[int]:

@@ -291,7 +291,7 @@ class Batcher:
             self._prefill(request)
 
     def _lacks_tokens(self, need: int) -> Why:
-        text = f"the step's {self._most} tokens are given"
+        text = f"step full, {self._most} tokens"
         if self._budget > 0:
             text = f"need {need} tokens in one step, have {self._budget}"
         return Why(code="token_budget", need=need, have=max(self._budget, 0), text=text)

@@ -61,8 +61,8 @@ def _waiting(scheduler: Scheduler, request: Request) -> Why:
     first = queues.swapped[0] if queues.swapped else queues.first_waiting(begun=bool(cordon))
     if first is not None and request is not first:
         reason = _blocker(scheduler, first)
-        text = f": {reason.text}" if reason is not None else ""
-        return Why(code="behind", text=f"behind {first.id}{text}")
+        text = f"{reason.text}; " if reason is not None else ""  # the cause first: tables cut the end
+        return Why(code="behind", text=f"{text}behind {first.id}")
     return _blocker(scheduler, request) or Why(code="turn", text="next in line")
 
 
