@@ -409,6 +409,21 @@ def test_a_device_at_work_is_seen_where_its_host_merely_waits():
     assert "".join(glyph for glyph, _ in cells) == "     2222233>3333<<<"
 
 
+def test_the_right_column_has_the_numbers_of_the_pool_and_uses_its_room():
+    picture = snapshots.snapshot(4, 8)
+    state = ConsoleState(snapshot=picture, events=tuple(snapshots.events()))
+    size = frame(200, 50, 4, True, 8)
+    kv = picture.stages[0].kv_blocks
+    made = texts(board.right(state, size, 46, snapshots.blocks(picture), board.Picked(stage=RowKey(2))).rows)
+    head = next(line for line in made if "KV MAP" in line)
+    assert f": {kv.used} used, {kv.cached} cached, {kv.free} free" in head
+    tables = [line.split()[1] for line in made if line.rstrip().endswith("STREAMS")]
+    assert tables[0] == "2" and len(tables) > 1, "rows that the map does not need have other stages"
+    assert sum(not line.strip() for line in made) < 6 and len(made) <= 46
+    narrow = texts(kvmap.rows(snapshots.blocks(picture), 38, 12, None, kv))
+    assert narrow[0].rstrip().endswith("a cell"), "without room it has the size alone"
+
+
 def test_kv_map_lights_the_selected_request():
     runs = [(1, "null"), (3, "used"), (2, "shared"), (2, "free")]
     detail = kvmap.BlocksDetail(mapped=8, runs=runs, request="r-1", mine=[1, 2, 4, 99])
@@ -576,6 +591,49 @@ def test_figures_above_an_objective_are_yellow():
 def test_ids_over_http_show_their_end(name, shown):
     """All of them begin alike; other ids keep their beginning, which their user chose."""
     assert id_text(name, 10) == shown
+
+
+def test_a_log_of_two_lines_has_the_fault_and_one_line_for_all_that_it_starves():
+    texts_of = {
+        "verdict.raised": [
+            "stopped: stage 1 rank 0 is stopped by a signal (pid 7, state T)",
+            "starved: stage 0 rank 0 is starved by stage 1 rank 0: token_return from 1 m188 for 0.6s",
+            "starved: stage 0 rank 1 is starved by stage 1 rank 0 through stage 0 rank 0: all_reduce",
+            "starved: stage 1 rank 1 is starved by stage 1 rank 0: all_reduce with rank 0 m189 for 0.6s",
+        ],
+    }
+    raised = [
+        Event(seq=seq, wall=1.7e9, kind=kind, text=text)
+        for kind, found in texts_of.items() for seq, text in enumerate(found)
+    ]  # fmt: skip
+    assert [line[14:].rstrip() for line in texts(events.tail(raised, 80, 2))] == [
+        "E stopped: stage 1 rank 0 is stopped by a signal (pid 7, state T)",
+        "W starved: stages 0.0, 0.1 and 1.1",
+    ]
+    cleared = [
+        Event(
+            seq=seq, wall=1.7e9, kind="verdict.cleared", text=text.replace(":", f" no more, reported for {seq}.1s:", 1)
+        )
+        for seq, text in enumerate(texts_of["verdict.raised"][1:])
+    ]
+    assert [line[14:].rstrip() for line in texts(events.tail(cleared, 80, 2))] == [
+        "● starved no more: stages 0.0, 0.1 and 1.1"
+    ]
+
+
+def test_requests_that_a_restart_hit_are_one_line_of_the_log():
+    restart = Event(seq=1, wall=1.7e9, kind="stage.restart", text="stage 1 restarted, generation 2")
+    hit = [
+        Event(seq=seq, wall=1.7e9, kind="request.preempted", request=f"r-{seq}",
+              text=f"r-{seq} stage 1 was restarted: {seq} blocks dropped, to be recomputed")
+        for seq in range(2, 14)
+    ]  # fmt: skip
+    by_hand = Event(seq=20, wall=1.7e9, kind="request.preempted", text="r-2 preempt", request="r-2", by="eve")
+    assert [line[14:].rstrip() for line in texts(events.tail([restart, *hit, by_hand], 80, 3))] == [
+        "W stage 1 restarted, generation 2",
+        "● 12 requests: stage 1 was restarted: to be recomputed",
+        "● eve r-2 preempt",
+    ]
 
 
 def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view():

@@ -22,7 +22,7 @@ from ppconsole.view import (
     wording,
 )
 from ppconsole.view.cells import Row, text_of
-from ppengine.protocol.snapshot import IncidentInfo, Snapshot
+from ppengine.protocol.snapshot import IncidentInfo, OperationInfo, Snapshot
 
 PRINTED_ALONE = {"USED/LIMIT", "REV", "BEGUN", "DONE", "DEVICE", "ALIVE", "STATE"}
 """Columns that a command has and the console shows elsewhere, or not at all."""
@@ -116,6 +116,19 @@ def test_micro_batches_without_room_are_counted() -> None:
         "+6",
     ]
     assert figures.micro_batches([], 20) == ""
+
+
+def test_the_status_lists_open_operations_and_the_newest_of_those_that_are_done() -> None:
+    """After a load of submissions the picture would scroll out of a terminal of 24 lines."""
+    picture = snapshots.snapshot(2, 4)
+    picture.operations = [
+        OperationInfo(id=f"op-{number}", verb="submit", by="eve", state="applied", progress="queued")
+        for number in range(40)
+    ]
+    picture.operations[3].state = "deferred"
+    lines = [line for line in render.status_lines(picture) if line.startswith(("OP", "... and 35"))]
+    assert lines[0] == "... and 35 older operations (ppconsole events)"
+    assert [line.split()[1] for line in lines[1:]] == ["op-3", "op-36", "op-37", "op-38", "op-39"]
 
 
 def test_a_micro_batch_has_its_whole_number_or_a_sign_that_it_has_not() -> None:

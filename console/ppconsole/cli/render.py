@@ -33,6 +33,8 @@ _STAGE_HEAD = " ".join(
 )  # fmt: skip
 _REQUEST_HEAD = " ".join([*(title for key, title in REQUEST.items() if key != "why"), "REV", REQUEST["why"]])
 _FINISHED_HEAD = " ".join(FINISHED.values())
+_OPEN, _DONE = ("accepted", "deferred"), 4
+"""States of operations that are under way, all of which are listed, and how many of the others are."""
 _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
 """Beginnings of facts that say more than the first one does."""
 
@@ -71,7 +73,11 @@ def status_lines(snapshot: Snapshot, max_requests: int = 20) -> list[str]:
         hidden = snapshot.requests_total - min(max_requests, len(snapshot.requests))
         if hidden > 0:
             lines.append(f"... and {hidden} more")
-    for each in snapshot.operations:
+    done = [each for each in snapshot.operations if each.state not in _OPEN]
+    if len(done) > _DONE:
+        lines.append(f"... and {len(done) - _DONE} older operations (ppconsole events)")
+    shown = done[-_DONE:]
+    for each in (one for one in snapshot.operations if one.state in _OPEN or one in shown):
         line = f"OP {each.id} {each.verb} by {each.by}: {each.state} {each.progress}"
         lines.append(clean(line).rstrip())
     return lines

@@ -12,6 +12,10 @@ from ppengine.protocol.snapshot import Event
 
 _STAGE = re.compile(r"\bstage (\d+)(?: rank (\d+))?(?: \(pid \d+\))?(?= (?:was|is|ended)\b)")
 
+_BLOCKS = re.compile(r"\b\d+ blocks dropped, ")
+_VERDICTS = ("verdict.raised", "verdict.cleared")
+_SUFFERERS = ("starved", "blocked")
+
 
 def alike(texts: Iterable[str]) -> list[str]:
     """Return the texts in their order; those about the end of a stage that are the same but for it, once."""
@@ -48,6 +52,38 @@ def counted(events: Iterable[Event], singly: int) -> list[Event]:
     return found
 
 
+def gathered(events: Iterable[Event]) -> list[Event]:
+    """Return events, each run of consequences of one fault as one line, and each run of requests that it hit.
+
+    Without it the log of a small screen has these alone, and not the fault.
+    """
+    found: list[Event] = []
+    for key, run in groupby(events, _consequence):
+        group = list(run)
+        found += group if not key or len(group) == 1 else [_gathered(key, group)]
+    return found
+
+
+def _consequence(event: Event) -> str:
+    """Return the words that consequences of one sort share: `starved`, `starved no more`; empty: it is none."""
+    if event.kind in _VERDICTS:
+        head = event.text.partition(":")[0].partition(",")[0]
+        return head if head.partition(" ")[0] in _SUFFERERS else ""
+    if event.kind == "request.preempted" and event.request and not event.by:
+        return _BLOCKS.sub("", event.text.removeprefix(f"{event.request} "))
+    return ""
+
+
+def _gathered(key: str, group: Sequence[Event]) -> Event:
+    last = group[-1]
+    if last.kind in _VERDICTS:
+        places = sorted({found for event in group if (found := _place(event.text)) is not None})
+        text = f"{key}: stages {_names(places)}"
+    else:
+        text = f"{len(group)} requests: {key}"
+    return Event(seq=last.seq, wall=last.wall, kind=last.kind, text=text)
+
+
 def _count(ends: Sequence[Event]) -> Event:
     """Return one event for the ends of several requests: `37 requests ended: 20 stop, 12 length, 5 abort`."""
     reasons = Counter(
@@ -63,14 +99,17 @@ def _one(texts: list[str]) -> str:
     places = sorted({found for text in texts if (found := _place(text)) is not None})
     if len(places) < 2:
         return texts[0]
-    if any(rank >= 0 for _, rank in places):
-        names = [f"{stage}.{rank}" for stage, rank in places]
-        return _plural(texts[0], f"{', '.join(names[:-1])} and {names[-1]}")
+    return _plural(texts[0], _names(places))
+
+
+def _names(places: Sequence[tuple[int, int]]) -> str:
+    """Return stages, or ranks of them, as a list: `0, 2 and 3`, `0 to 3`, `0.1 and 1.0`."""
+    ranked = any(rank >= 0 for _, rank in places)
+    names = [f"{stage}.{rank}" if ranked and rank >= 0 else f"{stage}" for stage, rank in places]
     numbers = [stage for stage, _ in places]
-    last = f"{numbers[0]} to {numbers[-1]}"
-    if len(numbers) == 2 or numbers != list(range(numbers[0], numbers[-1] + 1)):
-        last = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
-    return _plural(texts[0], last)
+    if not ranked and len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
 def _place(text: str) -> tuple[int, int] | None:

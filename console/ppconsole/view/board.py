@@ -137,9 +137,15 @@ def right(
     host = kvmap.host_rows(snapshot.tiers, width) if room - reserved >= _HOST_FROM else []
     map_room = room - reserved - len(host)
     if frame.kv_map:
-        lines += [*kvmap.rows(blocks, width, map_room, picked.request), *host]
+        pool = next((each.kv_blocks for each in snapshot.stages if each.kv_blocks.used is not None), None)
+        lines += [*kvmap.rows(blocks, width, map_room, picked.request, pool), *host]
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
+    if frame.streams and tail:  # rows that the map does not need have the streams of other stages
+        for each in (one for one in shown if stage is not None and one.key != stage.key):
+            more = events.streams(each.info, width, several(snapshot))
+            if len(lines) + len(tail) + len(more) <= height:
+                tail += more
     lines += [EMPTY] * (height - len(lines) - len(tail))
     cells = kvmap.room(width, map_room) if frame.kv_map else 0
     return Beside([clip(line, width) for line in (*lines, *tail)], cells)

@@ -8,7 +8,7 @@ from ppengine.protocol.severity import Level, is_at_least, level_of
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.stage_info import StageInfo
 
-from ppconsole.model.folding import counted, folded
+from ppconsole.model.folding import counted, folded, gathered
 from ppconsole.model.ranks import words
 from ppconsole.model.safe import clean
 from ppconsole.model.state import Output
@@ -34,6 +34,8 @@ from ppconsole.view.wording import STREAM, with_rank
 
 _WHOLE = 100_000
 """More cells than any event has."""
+_LOOKED_AT = 1000
+"""Most events that the tail is made of."""
 _HEAD_SEGS = 4
 """Time, mark, number and kind, in front of the text of an event in full."""
 _LEAST_TEXT, _NARROW_INDENT = 30, 11
@@ -97,7 +99,8 @@ def of_level(events: Sequence[Event], level: Level) -> Sequence[Event]:
 def tail(events: Sequence[Event], width: int, height: int, level: Level = "info") -> list[Row]:
     """Return the newest events of a level and above in `height` rows, oldest first; most ends of requests as counts."""
     lines, label = [], LABELS[level]
-    newest = counted(of_level(events, level), height // 4)[-4 * height :]
+    recent = gathered(of_level(events, level)[-_LOOKED_AT:])
+    newest = counted(recent, height // 4)[-4 * height :]
     for index, event in enumerate(folded(newest)[-height:]):
         body = event_row(event, width - 5)
         lines.append(Row(((label if index == 0 else "     ", "head.word"), *body.segs)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ppengine.protocol.inspection import BlocksDetail
+from ppengine.protocol.stage_info import KvBlocks
 from ppengine.protocol.tiers import TiersInfo
 
 from ppconsole.model.units import count_text
@@ -38,14 +39,17 @@ def cells(detail: BlocksDetail, most: int, selected: str | None = None) -> list[
     return found
 
 
-def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | None = None) -> list[Row]:
-    """Return header, map and legend in at most `height` rows."""
+def rows(
+    detail: BlocksDetail | None, width: int, height: int, selected: str | None = None, pool: KvBlocks | None = None
+) -> list[Row]:
+    """Return header, map and legend in at most `height` rows. `pool`: the numbers of blocks, for the header."""
     if height < 3:
         return []
     if detail is None:
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
     head = f" KV MAP  {detail.mapped} blocks, {detail.size} a cell"
-    lines = [row((fit(head, width), ""), fill="head")]
+    counts = _counts(pool)
+    lines = [row((fit(head + counts if len(head + counts) <= width else head, width), ""), fill="head")]
     found = cells(detail, room(width, height), selected)
     if detail.size == 1 and 2 * detail.mapped <= room(width, height):  # then a gap beside each block reads better
         found = [(f"{glyph} ", style) for glyph, style in found]
@@ -53,6 +57,14 @@ def rows(detail: BlocksDetail | None, width: int, height: int, selected: str | N
     else:
         lines.extend(_lines(found, width - 2))
     return [*lines[: height - 1], _legend(selected, width)]
+
+
+def _counts(pool: KvBlocks | None) -> str:
+    """Return the numbers of blocks by state, as the POOL line has them; empty if they are not known."""
+    if pool is None or pool.used is None:
+        return ""
+    found = (("used", pool.used), ("cached", pool.cached), ("free", pool.free))
+    return ": " + ", ".join(f"{count_text(count)} {name}" for name, count in found if count is not None)
 
 
 def host_rows(tiers: TiersInfo | None, width: int) -> list[Row]:
