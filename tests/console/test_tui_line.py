@@ -14,7 +14,7 @@ from ppconsole.screens.detail_screens import EventsScreen, HelpScreen, LogsScree
 from ppconsole.screens.request_screen import RequestScreen
 from ppconsole.view.cells import text_of
 from ppconsole.widgets.lines import Lines
-from ppconsole.widgets.prompt import PromptLine
+from ppconsole.widgets.prompt import Completer, PromptLine
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event
 from ppengine.protocol.verbs import Abort, Continue, RestartStage, Submit, SwapIn
@@ -437,3 +437,11 @@ async def test_help_on_a_name_opens_its_entries_and_a_wrong_one_is_refused():
         await rig.pilot.press("escape", "colon", *"help I>Q", "enter")
         assert rig.app.screen is rig.app.main
         assert any("'I>Q' is neither a command" in note.text for note in rig.app.notes)
+
+
+async def test_no_word_that_has_not_begun_is_suggested() -> None:
+    """`priority r-1 ` wants a number: another id in grey read as if it were typed."""
+    completer = Completer(lambda line: [f"{line}r-0002"])
+    assert await completer.get_suggestion("priority r-0001 ") is None
+    assert await completer.get_suggestion("priority ") is None
+    assert await completer.get_suggestion("priority r") == "priority rr-0002"

@@ -420,6 +420,8 @@ def test_the_right_column_has_the_numbers_of_the_pool_and_uses_its_room():
     tables = [line.split()[1] for line in made if line.rstrip().endswith("STREAMS")]
     assert tables[0] == "2" and len(tables) > 1, "rows that the map does not need have other stages"
     assert sum(not line.strip() for line in made) < 6 and len(made) <= 46
+    middle = text_of(kvmap.rows(snapshots.blocks(picture), 56, 12, None, kv)[0])
+    assert middle.rstrip() == f" KV MAP  {kv.used} used, {kv.cached} cached, {kv.free} free; 1 a cell"
     narrow = texts(kvmap.rows(snapshots.blocks(picture), 38, 12, None, kv))
     assert narrow[0].rstrip().endswith("a cell"), "without room it has the size alone"
 
@@ -634,6 +636,30 @@ def test_requests_that_a_restart_hit_are_one_line_of_the_log():
         "● 12 requests: stage 1 was restarted: to be recomputed",
         "● eve r-2 preempt",
     ]
+
+
+def test_many_submissions_are_one_line_of_the_log():
+    sent = [
+        Event(seq=seq, wall=1.7e9, kind="op.applied", by="eve", text=f"submit r-{seq}: 8 prompt tokens queued")
+        for seq in range(1, 21)
+    ]
+    started = Event(seq=0, wall=1.7e9, kind="stage.ready", text="stage 1 is ready")
+    assert [line[14:].rstrip() for line in texts(events.tail([started, *sent], 80, 2))] == [
+        "● stage 1 is ready",
+        "● eve submitted 20 requests",
+    ]
+    sent[3].by = "bob"
+    assert "submitted 20 requests by 2 users" in texts(events.tail(sent, 80, 2))[0]
+    assert len(events.tail(sent[:3], 80, 5)) == 3
+
+
+def test_an_end_with_its_reason_in_words_is_counted_by_the_first_word():
+    ends = [
+        Event(seq=seq, wall=1.7e9, kind="request.finished", request=f"r-{seq}",
+              text=f"r-{seq} length: the model's limit of 1024 tokens, 857 tokens")
+        for seq in range(9)
+    ]  # fmt: skip
+    assert texts(events.tail(ends, 80, 2))[0].rstrip().endswith("9 requests ended: 9 length")
 
 
 def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view():

@@ -337,7 +337,7 @@ def test_plan_of_a_swap_out_has_the_figures_and_changes_nothing():
     assert figures["in_flight"] == 1
     assert lines == [
         f"{request.id} is running, 3 device and 0 host", "3 device blocks come back",
-        "mode swap: takes 3 host blocks (3.0 MiB) of 12 free", "after 1 steps in flight: m2",
+        "mode swap: takes 3 host blocks (3.0 MiB) of 12 free", "after 1 step in flight: m2",
     ]  # fmt: skip
 
 

@@ -14,6 +14,8 @@ _STAGE = re.compile(r"\bstage (\d+)(?: rank (\d+))?(?: \(pid \d+\))?(?= (?:was|i
 
 _BLOCKS = re.compile(r"\b\d+ blocks dropped, ")
 _VERDICTS = ("verdict.raised", "verdict.cleared")
+_SUBMITTED, _MANY = "submitted", 4
+"""Submissions that follow each other are one line from this number on."""
 _SUFFERERS = ("starved", "blocked")
 
 
@@ -60,7 +62,7 @@ def gathered(events: Iterable[Event]) -> list[Event]:
     found: list[Event] = []
     for key, run in groupby(events, _consequence):
         group = list(run)
-        found += group if not key or len(group) == 1 else [_gathered(key, group)]
+        found += [_gathered(key, group)] if key and len(group) >= (_MANY if key == _SUBMITTED else 2) else group
     return found
 
 
@@ -69,6 +71,8 @@ def _consequence(event: Event) -> str:
     if event.kind in _VERDICTS:
         head = event.text.partition(":")[0].partition(",")[0]
         return head if head.partition(" ")[0] in _SUFFERERS else ""
+    if event.kind == "op.applied" and event.text.startswith("submit "):
+        return _SUBMITTED
     if event.kind == "request.preempted" and event.request and not event.by:
         return _BLOCKS.sub("", event.text.removeprefix(f"{event.request} "))
     return ""
@@ -79,6 +83,13 @@ def _gathered(key: str, group: Sequence[Event]) -> Event:
     if last.kind in _VERDICTS:
         places = sorted({found for event in group if (found := _place(event.text)) is not None})
         text = f"{key}: stages {_names(places)}"
+    elif key == _SUBMITTED:
+        by = {event.by for event in group}
+        author = f" by {len(by)} users" if len(by) > 1 else ""
+        return Event(
+            seq=last.seq, wall=last.wall, kind=last.kind, text=f"submitted {len(group)} requests{author}",
+            by=last.by if len(by) == 1 else "",
+        )  # fmt: skip
     else:
         text = f"{len(group)} requests: {key}"
     return Event(seq=last.seq, wall=last.wall, kind=last.kind, text=text)
@@ -87,7 +98,7 @@ def _gathered(key: str, group: Sequence[Event]) -> Event:
 def _count(ends: Sequence[Event]) -> Event:
     """Return one event for the ends of several requests: `37 requests ended: 20 stop, 12 length, 5 abort`."""
     reasons = Counter(
-        event.text.removeprefix(f"{event.request} ").partition(",")[0].partition(" ")[0] for event in ends
+        event.text.removeprefix(f"{event.request} ").partition(",")[0].partition(" ")[0].rstrip(":") for event in ends
     )
     named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     last = ends[-1]

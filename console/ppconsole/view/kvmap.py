@@ -47,9 +47,11 @@ def rows(
         return []
     if detail is None:
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
-    head = f" KV MAP  {detail.mapped} blocks, {detail.size} a cell"
-    counts = _counts(pool)
-    lines = [row((fit(head + counts if len(head + counts) <= width else head, width), ""), fill="head")]
+    size, counts = f"{detail.size} a cell", _counts(pool)
+    plain = f" KV MAP  {detail.mapped} blocks, {size}"
+    forms = (f"{plain}: {counts}", f" KV MAP  {counts}; {size}") if counts else ()
+    head = next((form for form in forms if len(form) <= width), plain)
+    lines = [row((fit(head, width), ""), fill="head")]
     found = cells(detail, room(width, height), selected)
     if detail.size == 1 and 2 * detail.mapped <= room(width, height):  # then a gap beside each block reads better
         found = [(f"{glyph} ", style) for glyph, style in found]
@@ -64,7 +66,7 @@ def _counts(pool: KvBlocks | None) -> str:
     if pool is None or pool.used is None:
         return ""
     found = (("used", pool.used), ("cached", pool.cached), ("free", pool.free))
-    return ": " + ", ".join(f"{count_text(count)} {name}" for name, count in found if count is not None)
+    return ", ".join(f"{count_text(count)} {name}" for name, count in found if count is not None)
 
 
 def host_rows(tiers: TiersInfo | None, width: int) -> list[Row]:

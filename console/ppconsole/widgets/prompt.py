@@ -47,8 +47,10 @@ class Completer(Suggester):
         self._find = find
 
     async def get_suggestion(self, value: str) -> str | None:
-        """Return the completed line, or None."""
-        return next((line for line in self._find(value) if value and line != value), None)
+        """Return the completed line, or None; no word that has not begun, which would read as if it were typed."""
+        if not value or value.endswith(" "):
+            return None
+        return next((line for line in self._find(value) if line != value), None)
 
 
 class LineInput(Input):

@@ -170,7 +170,8 @@ class RequestActions:
             lines.append(f"mode recompute: {request.num_computed} computed tokens ({size}) are computed again")
         if request.in_flight:
             steps = " ".join(f"m{number}" for number in request.in_flight)
-            lines.append(f"after {len(request.in_flight)} steps in flight: {steps}")
+            count = len(request.in_flight)
+            lines.append(f"after {count} step{'' if count == 1 else 's'} in flight: {steps}")
         return lines
 
     def room(self) -> Room:
