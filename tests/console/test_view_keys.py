@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ppconsole.screens.detail_screens import EventsScreen, StacksScreen, StageScreen
-from ppconsole.view import keys
+from ppconsole.view import help_page, keys
 from ppconsole.view.cells import text_of, width_of
 from ppengine.protocol.verb_table import ROWS, Role
 
@@ -33,6 +33,16 @@ def test_help_stays_in_the_key_line_at_every_width(name: str, role: Role | None)
         for note in ("", "leaving stops the demo", "n" * (width // 2)):
             text = text_of(keys.footer(LINES[name], width, role=role, note=note))
             assert "? help " in text and width_of(text) <= width, (width, note)
+
+
+def test_the_past_says_how_to_leave_it_at_80_columns() -> None:
+    """An operator who came there by `h` must find the way back at once."""
+    foot = text_of(keys.footer(keys.PAST_KEYS, 80, role="admin", note="the past"))
+    assert foot.startswith("esc leave spc pause ←→ 10 s")
+    shown = [text_of(line) for line in help_page.page("main", (), 80, past=True).rows]
+    assert shown[0].startswith(" IN THE PAST") and any("back to the present" in line for line in shown[:8])
+    assert not any("abort it" in line for line in shown), "no verb is possible"
+    assert any("abort it" in text_of(line) for line in help_page.page("main", (), 80).rows)
 
 
 def test_help_is_the_last_to_go() -> None:

@@ -614,12 +614,15 @@ def test_a_log_of_two_lines_has_the_fault_and_one_line_for_all_that_it_starves()
     ]
     cleared = [
         Event(
-            seq=seq, wall=1.7e9, kind="verdict.cleared", text=text.replace(":", f" no more, reported for {seq}.1s:", 1)
+            seq=seq,
+            wall=1.7e9,
+            kind="verdict.cleared",
+            text="over: " + text.replace(":", f", reported for {seq}.1s:", 1),
         )
         for seq, text in enumerate(texts_of["verdict.raised"][1:])
     ]
     assert [line[14:].rstrip() for line in texts(events.tail(cleared, 80, 2))] == [
-        "● starved no more: stages 0.0, 0.1 and 1.1"
+        "● over: starved: stages 0.0, 0.1 and 1.1"
     ]
 
 

@@ -117,7 +117,7 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypa
     assert rig.roots() == []
     assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
     cleared = next(event.text for event in rig.events if event.kind == "verdict.cleared")
-    assert re.fullmatch(r"dead no more, reported for \d\.\ds: stage 1 was killed by SIGKILL", cleared), (
+    assert re.fullmatch(r"over: dead, reported for \d\.\ds: stage 1 was killed by SIGKILL", cleared), (
         "its time is that of the report, not of the fault"
     )
 

@@ -16,6 +16,7 @@ _BLOCKS = re.compile(r"\b\d+ blocks dropped, ")
 _VERDICTS = ("verdict.raised", "verdict.cleared")
 _SUBMITTED, _MANY = "submitted", 4
 """Submissions that follow each other are one line from this number on."""
+_OVER = "over: "
 _SUFFERERS = ("starved", "blocked")
 
 
@@ -67,10 +68,10 @@ def gathered(events: Iterable[Event]) -> list[Event]:
 
 
 def _consequence(event: Event) -> str:
-    """Return the words that consequences of one sort share: `starved`, `starved no more`; empty: it is none."""
+    """Return the words that consequences of one sort share: `starved`, `over: starved`; empty: it is none."""
     if event.kind in _VERDICTS:
-        head = event.text.partition(":")[0].partition(",")[0]
-        return head if head.partition(" ")[0] in _SUFFERERS else ""
+        cause = event.text.removeprefix(_OVER).partition(":")[0].partition(",")[0]
+        return event.text[: event.text.index(cause)] + cause if cause in _SUFFERERS else ""
     if event.kind == "op.applied" and event.text.startswith("submit "):
         return _SUBMITTED
     if event.kind == "request.preempted" and event.request and not event.by:

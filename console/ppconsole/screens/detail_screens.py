@@ -305,8 +305,11 @@ class HelpScreen(Reader):
         snapshot = self.console.model.shown.snapshot
         selected = meaning.of_selection(snapshot, chosen.request, chosen.stage, chosen.rank)
         theme = "mono" if self.app.no_color else self.app.theme
-        role = self.console.model.state.role
-        return self._numbered(help_page.page(self._screen, self._keys, width, selected, theme, role))
+        model = self.console.model
+        past = model.playback is not None
+        return self._numbered(
+            help_page.page(self._screen, self._keys, width, selected, theme, model.state.role, past=past)
+        )
 
     def _numbered(self, made: help_page.Page) -> list[Row]:
         self._headings = made.headings

@@ -27,16 +27,16 @@ class Page(NamedTuple):
 
 def page(
     screen: str, keys: Sequence[Key], width: int, selected: Sequence[Section] = (), theme: str = "pp-dark",
-    role: Role = "admin",
+    role: Role = "admin", *, past: bool = False,
 ) -> Page:  # fmt: skip
     """Return the help of `screen`: the `selected` row in words, then legend and keys.
 
     On the main screen the keys come before the legend. Colours have the names of `theme`. Verbs that `role` does not
-    cover have no key.
+    cover have no key; in a `past` no verb has one, and the keys that move in it come first.
     """
     sections = [_section(section, width) for section in (*SCREENS[screen], colours.section(theme))]
     own = _key_rows(offered(keys, role), width)
-    parts = [help_rows(width, role), *sections] if screen == "main" else [*sections, own]
+    parts = [help_rows(width, role, past=past), *sections] if screen == "main" else [*sections, own]
     parts = [*(_section(section, width, most=1) for section in selected), *parts]
     rows: list[Row] = []
     headings = []

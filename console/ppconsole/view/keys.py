@@ -135,8 +135,8 @@ FINISHED_FILTER_KEYS: tuple[Key, ...] = (
     ("!word", "must not match", None),
 )  # fmt: skip
 PAST_KEYS: tuple[Key, ...] = (
-    ("spc", "pause", None), ("←→", "10 s", None), ("[ ]", "1 min", None), ("< >", "speed", None),
-    ("M", "mark", None), ("J", "jump to it", None), ("e", "events since it", None), ("esc", "leave", None),
+    ("esc", "leave", None), ("spc", "pause", None), ("←→", "10 s", None), ("[ ]", "1 min", None),
+    ("< >", "speed", None), ("M", "mark", None), ("J", "jump to it", None), ("e", "events since it", None),
     ("⏎", "show", None), ("⇥", "stages", None), ("d", "diagnosis", None), ("?", "help", None),
     ("q", "quit", None),
 )  # fmt: skip
@@ -224,27 +224,37 @@ _HELP: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )  # fmt: skip
 
 
+_PAST, _VERBS = "IN THE PAST", "VERBS"
 _TWO_COLUMNS, _KEY_CELL = 78, 14
 
 
-def _helped(role: Role) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Yield the sections of the help, without the keys of verbs that `role` does not cover."""
+def _helped(role: Role, past: bool) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Yield the sections of the help, without the keys of verbs that `role` does not cover.
+
+    In a past its keys come first, and no verb is possible.
+    """
     rows = [row for row in ROWS.values() if row.target not in _PAGES]
     leasts = {row.key.key: row.role for row in rows if row.key is not None}
     refused = {key for key, least in leasts.items() if not covers(role, least)}
     if not covers(role, ROWS["submit"].role):
         refused.add(_PROMPT_KEY)
-    for title, keys in _HELP:
+    first = sorted(_HELP, key=lambda each: not each[0].startswith(_PAST)) if past else _HELP
+    for title, keys in first:
+        if past and title.startswith(_VERBS):
+            continue
         if kept := tuple(each for each in keys if each[0] not in refused):
             yield title, kept
 
 
-def help_rows(width: int, role: Role = "admin") -> list[Row]:
-    """Return the keys of the main screen, in as many columns as fit; those of verbs that `role` covers."""
+def help_rows(width: int, role: Role = "admin", *, past: bool = False) -> list[Row]:
+    """Return the keys of the main screen, in as many columns as fit; those of verbs that `role` covers.
+
+    `past`: the screen shows a past.
+    """
     across = 2 if width >= _TWO_COLUMNS else 1
     cell = width // across
     rows: list[Row] = []
-    for title, keys in _helped(role):
+    for title, keys in _helped(role, past):
         rows.append(row((fit(f" {title}", width), ""), fill="head"))
         half = -(-len(keys) // across)
         for index in range(half):

@@ -251,7 +251,7 @@ class Collector:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
         for key, verdict in before.items():
             if key not in after:
-                text = f"{verdict.cause} no more, reported for {verdict.since_s:.1f}s: {verdict.summary}"
+                text = f"over: {verdict.cause}, reported for {verdict.since_s:.1f}s: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._note_stages() or before.keys() != after.keys()
 
