@@ -37,6 +37,7 @@ from ppconsole.view.stage_rows import RowKey
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.quantiles import Quantiles
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.snapshot import Event, Latency, SloInfo, Why
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
 from rich.cells import cell_len
@@ -663,6 +664,15 @@ def test_an_end_with_its_reason_in_words_is_counted_by_the_first_word():
         for seq in range(9)
     ]  # fmt: skip
     assert texts(events.tail(ends, 80, 2))[0].rstrip().endswith("9 requests ended: 9 length")
+
+
+def test_a_console_without_an_engine_offers_no_prompt_and_invents_no_age():
+    lost = banner.Link("lost", None, text="engine far does not answer")
+    assert "there are no figures yet, verbs are off" in text_of(banner.verdict_line(None, lost, 120))
+    assert "figures are 3.0s old" in text_of(banner.verdict_line(snapshots.snapshot(), lost._replace(age_s=3.0), 120))
+    state = ConsoleState(snapshot=snapshots.snapshot(4, 0), link=LinkState(state="ended", text="stopped by root"))
+    assert "i writes a prompt" not in texts(request_table.rows(state, [], 80))[1]
+    assert " RO " in text_of(banner.banner(state.snapshot, banner.Link("ended"), 80))
 
 
 def test_the_log_counts_ends_of_requests_and_keeps_the_line_of_the_fault_in_view():

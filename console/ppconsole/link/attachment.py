@@ -148,7 +148,9 @@ class Session:
                 welcome = await _shake_hands(sockets, record, hello)
         except TimeoutError:
             sockets.close()
-            text = f"{record.label} does not answer within {timing.hello_s:g} s"
+            # An engine says nothing to a client that has another key of it in mind.
+            hint = "; port and pinned key may be wrong" if record.remote else ""
+            text = f"{record.label} does not answer within {timing.hello_s:g} s{hint}"
             raise SessionOver(text) from None
         except (ProtocolError, zmq.ZMQError) as error:
             sockets.close()

@@ -57,8 +57,13 @@ def why_no_verbs(state: ConsoleState, now: float) -> str:
 
 
 def may_submit(state: ConsoleState) -> bool:
-    """Return whether this console may send prompts at all: neither its key, its option nor a past forbids it."""
-    return state.live_source and not state.read_only and covers(state.role, ROWS["submit"].role)
+    """Return whether this console may send prompts at all: no key, option, past or end forbids it."""
+    return (
+        state.live_source
+        and state.link.state != "ended"
+        and not state.read_only
+        and covers(state.role, ROWS["submit"].role)
+    )
 
 
 SUFFERERS = ("starved", "blocked", "undetermined")

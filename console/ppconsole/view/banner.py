@@ -102,7 +102,7 @@ def banner(snapshot: Snapshot | None, link: Link, width: int, title: str = "") -
 
 def _rights_chip(link: Link) -> Seg:
     """Return whether verbs are possible, as far as this console and its key decide."""
-    if link.read_only:
+    if link.read_only or link.state == "ended":
         return " RO ", "chip.warn"
     return (" RW ", "chip.dim") if covers(link.role, "operator") else (f" {link.role.upper()} ", "chip.warn")
 
@@ -206,10 +206,11 @@ def _link_words(link: Link) -> str:
     text = clean(link.text)
     detail, why = f" ({text})" if text else "", f": {text}" if text else ""
     age = age_text(link.age_s)
+    known = "there are no figures yet" if link.age_s is None else f"figures are {age} old"
     words = {
         "connecting": f"  connecting{why}; verbs are off until the link is live",
         "stale": f"  no sample for {age}{detail}; the figures are old and verbs are off",
-        "lost": f"  link lost{why}; figures are {age} old, verbs are off; trying again by itself",
+        "lost": f"  link lost{why}; {known}, verbs are off; trying again by itself",
         "new-epoch": f"  the engine was restarted{detail}: this is a new epoch, old requests are gone",
     }
     return words.get(link.state, f"  {link.state}{detail}")
