@@ -131,6 +131,14 @@ def test_the_status_lists_open_operations_and_the_newest_of_those_that_are_done(
     assert [line.split()[1] for line in lines[1:]] == ["op-3", "op-36", "op-37", "op-38", "op-39"]
 
 
+def test_the_status_of_a_stuck_engine_does_not_begin_with_serving() -> None:
+    picture = snapshots.halted()
+    assert picture.engine.state == "serving"
+    assert " STUCK  model" in render.status_lines(picture)[0]
+    picture.verdicts = []
+    assert " SERVING  model" in render.status_lines(picture)[0]
+
+
 def test_a_micro_batch_has_its_whole_number_or_a_sign_that_it_has_not() -> None:
     """`m429` beside `m2429` looks like another micro-batch."""
     assert [figures.micro_batch(2429, width) for width in (0, 6, 5, 4)] == ["m2429", "m2429", "m2429", "…429"]

@@ -27,10 +27,10 @@ _EXPLAIN_S = 3.0
 @click.argument("request")
 @common_options
 def show_command(common: Common, request: str) -> None:
-    """Print one REQUEST in detail, by its id or a unique beginning of it.
+    """Print one REQUEST in detail.
 
-    Block table, tokens, timing, and why it waits. An engine that has ended has its last known state: a picture of the
-    last hour or of an incident, and its events.
+    REQUEST is an id, or a unique beginning of one. It has its block table, tokens, timing, and why it waits. An engine
+    that has ended has its last known state: a picture of the last hour or of an incident, and its events.
     """
     from ppengine.protocol.inspection import RequestDetail
 

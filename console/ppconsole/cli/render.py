@@ -13,7 +13,7 @@ from ppengine.protocol.snapshot import ChecksInfo, EngineInfo, Event, Latency, R
 from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
-from ppconsole.model.facts import cordon_text, verdict_text
+from ppconsole.model.facts import cordon_text, fault_word, verdict_text
 from ppconsole.model.ranks import any_other, place_of, short
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, pids
@@ -97,11 +97,14 @@ def checks_text(checks: ChecksInfo) -> str:
 
 
 def engine_line(snapshot: Snapshot) -> str:
-    """Return the first line: name, state, and the figures of the whole engine."""
+    """Return the first line: name, state, and the figures of the whole engine.
+
+    The state is the effect of a fault where there is one, as on the screen: a stuck engine serves as far as it knows.
+    """
     engine = snapshot.engine
-    rate = snapshot.throughput.output_tok_s
+    rate, state = snapshot.throughput.output_tok_s, fault_word(snapshot) or engine.state
     return (
-        f"{clean(engine.name)} ({engine.id}) {engine.state.upper()}  model {clean(engine.model)}  "
+        f"{clean(engine.name)} ({engine.id}) {state.upper()}  model {clean(engine.model)}  "
         f"{_sizes(engine)}  "
         f"util {engine.memory_utilization:.2f} r{engine.memory_revision}  step {engine.step}  "
         f"{count_text(rate)} tok/s  up {age_text(engine.uptime_s)}  consoles {engine.consoles}"

@@ -57,9 +57,9 @@ def verb_command(name: str) -> click.Command:
 @click.argument("request")
 @common_options
 def follow_command(request: str, common: Common) -> int:
-    """Print the text of REQUEST, by its id or a unique beginning of it, as it comes.
+    """Print the text of REQUEST as it comes.
 
-    From its beginning. Ctrl-C leaves the request alone.
+    REQUEST is an id, or a unique beginning of one. The text comes from its beginning. Ctrl-C leaves the request alone.
     """
 
     from ppconsole.link.source import QueryFailed
