@@ -128,6 +128,15 @@ async def test_at_80_columns_owner_and_host_blocks_yield_to_a_why_that_is_cut():
         assert "OWNER" not in rig.screen() and "SWP" not in rig.screen() and "KV map" not in rig.screen()
 
 
+async def test_nothing_yields_to_the_end_of_a_request():
+    picture = waiting("short")
+    ended = picture.requests[2]
+    ended.state, ended.in_flight, ended.finish_reason = "finished", [], "length: the model's limit of 1024 tokens"
+    async with console(picture, size=(120, 36)) as rig:
+        seconds(rig, 3)
+        assert "KV MAP" in rig.screen()
+
+
 @pytest.mark.parametrize("width", [60, 70, 80, 90, 110])
 def test_why_stays_on_narrow_screens_that_yield_to_it(width):
     made = frame(width, 24, 2, False, 20, yields=True)

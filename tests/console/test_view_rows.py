@@ -424,7 +424,9 @@ def test_the_right_column_has_the_numbers_of_the_pool_and_uses_its_room():
     middle = text_of(kvmap.rows(snapshots.blocks(picture), 56, 12, None, kv)[0])
     assert middle.rstrip() == f" KV MAP  {kv.used} used, {kv.cached} cached, {kv.free} free; 1 a cell"
     narrow = texts(kvmap.rows(snapshots.blocks(picture), 38, 12, None, kv))
-    assert narrow[0].rstrip().endswith("a cell"), "without room it has the size alone"
+    assert narrow[0].rstrip() == f" KV MAP {kv.used} used {kv.cached} cached {kv.free} free"
+    smallest = text_of(kvmap.rows(snapshots.blocks(picture), 34, 12, None, kv)[0])
+    assert smallest.rstrip().endswith("a cell"), "without room it has the size alone"
 
 
 def test_kv_map_lights_the_selected_request():

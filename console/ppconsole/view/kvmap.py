@@ -49,7 +49,7 @@ def rows(
         return [row((fit(" KV MAP", width), ""), fill="head"), row((fit("  no block map yet", width), "dim"))]
     size, counts = f"{detail.size} a cell", _counts(pool)
     plain = f" KV MAP  {detail.mapped} blocks, {size}"
-    forms = (f"{plain}: {counts}", f" KV MAP  {counts}; {size}") if counts else ()
+    forms = (f"{plain}: {counts}", f" KV MAP  {counts}; {size}", f" KV MAP {counts.replace(',', '')}") if counts else ()
     head = next((form for form in forms if len(form) <= width), plain)
     lines = [row((fit(head, width), ""), fill="head")]
     found = cells(detail, room(width, height), selected)

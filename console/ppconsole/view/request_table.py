@@ -80,7 +80,8 @@ def is_cut(snapshot: Snapshot, shown: Sequence[RequestInfo], width: int) -> bool
     """Whether the WHY of one of the requests `shown` does not fit a table of `width`."""
     room = next((each.width for each in place(columns(width), width) if each.column.key == "why"), 0)
     whys = _whys(snapshot)
-    return any(width_of(clean(whys(request))) > room for request in shown)
+    waits = (request for request in shown if request.state != "finished")  # a row of those goes after some seconds
+    return any(width_of(clean(whys(request))) > room for request in waits)
 
 
 def _whys(snapshot: Snapshot) -> Callable[[RequestInfo], str]:
