@@ -64,7 +64,10 @@ def test_why_of_a_step_in_flight_names_the_stage_that_is_stuck() -> None:
     waiting.state, waiting.in_flight, waiting.why = "waiting", [], Why(code="blocks", text="need 121, have 100")
     rows = [text_of(line) for line in request_table.rows(ConsoleState(snapshot=picture), picture.requests, 80)]
     assert rows[1].endswith("stage 1.1 dead m18411  ") and "need 121, have 100" in rows[2]
-    assert "stage 1.1 dead m18411: " in meaning.of_request(picture, flying).rows["WHY"]
+    assert (
+        "stage 1.1 dead m18411: its step is in the pipeline, which this fault stops"
+        in meaning.of_request(picture, flying).rows["WHY"]
+    )
     for verdict in picture.verdicts:
         verdict.cause, verdict.root = "straggler", True
     assert wording.stuck_at(picture) == "", "steps go on"

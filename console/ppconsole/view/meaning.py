@@ -52,9 +52,12 @@ def of_request(snapshot: Snapshot, request: RequestInfo) -> Section:
     """Return the state of a request and its WHY, in words."""
     mark = request_mark(request.state)
     rows = {mark.text: REQUEST_STATES.rows.get(mark.text, request.state)}
-    shown = wording.why(request, wording.locate(snapshot), wording.stuck_at(snapshot))
+    stuck = wording.stuck_at(snapshot)
+    shown = wording.why(request, wording.locate(snapshot), stuck)
     if request.why is not None and not (request.why.code == "in_flight" and request.in_flight):
         rows["WHY"] = f"{shown}: {_reason(request.why)}"
+    elif request.in_flight and stuck:
+        rows["WHY"] = f"{shown}: its step is in the pipeline, which this fault stops; d shows it, and what to do"
     elif request.in_flight:
         rows["WHY"] = f"{shown}: its step in the pipeline and the newest stage that has it; +1 is one more in flight"
     elif shown:
