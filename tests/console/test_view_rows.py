@@ -421,6 +421,10 @@ def test_the_right_column_has_the_numbers_of_the_pool_and_uses_its_room():
     tables = [line.split()[1] for line in made if line.rstrip().endswith("STREAMS")]
     assert tables[0] == "2" and len(tables) > 1, "rows that the map does not need have other stages"
     assert sum(not line.strip() for line in made) < 6 and len(made) <= 46
+    halted = snapshots.stuck()
+    at = next(verdict.stage for verdict in halted.verdicts if verdict.root)
+    made = texts(board.right(ConsoleState(snapshot=halted), size, 46, snapshots.blocks(halted), board.Picked()).rows)
+    assert [line.split()[1] for line in made if line.rstrip().endswith("STREAMS")][:2] == ["0", str(at)]
     middle = text_of(kvmap.rows(snapshots.blocks(picture), 56, 12, None, kv)[0])
     assert middle.rstrip() == f" KV MAP  {kv.used} used, {kv.cached} cached, {kv.free} free; 1 a cell"
     narrow = texts(kvmap.rows(snapshots.blocks(picture), 38, 12, None, kv))

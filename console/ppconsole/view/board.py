@@ -8,12 +8,13 @@ from typing import NamedTuple
 from ppengine.protocol.inspection import BlocksDetail
 from ppengine.protocol.snapshot import RequestInfo
 
-from ppconsole.model.ranks import several
+from ppconsole.model.ranks import place_of, several
 from ppconsole.model.request_fields import FIELDS
 from ppconsole.model.state import ConsoleState, Output
 from ppconsole.view import events, kvmap, request_table, stage_rows, stage_table, timeline
 from ppconsole.view.cells import EMPTY, Row, clip, column_at, place, row
 from ppconsole.view.frame import Frame
+from ppconsole.view.marks import faulty_places
 from ppconsole.view.stage_rows import NONE_OPENED, RowKey, StageRow
 
 _HOST_FROM = 6
@@ -142,7 +143,9 @@ def right(
     if len(lines) + len(tail) + 1 > height and not reserved:
         tail = []
     if frame.streams and tail:  # rows that the map does not need have the streams of other stages
-        for each in (one for one in shown if stage is not None and one.key != stage.key):
+        faulty = faulty_places(snapshot)
+        others = (one for one in shown if stage is not None and one.key != stage.key)
+        for each in sorted(others, key=lambda one: place_of(one.info) not in faulty):
             more = events.streams(each.info, width, several(snapshot))
             if len(lines) + len(tail) + len(more) <= height:
                 tail += more
