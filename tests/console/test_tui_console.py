@@ -802,7 +802,7 @@ async def test_sizes_from_tiny_to_wide():
         rig.app.tick()
         await rig.pilot.pause()
         picture = rig.screen()
-        assert "TIMELINE" in picture and "1024 blocks" in picture and "STAGE 0 STREAMS" in picture
+        assert "TIMELINE" in picture and "KV MAP" in picture and " used" in picture and "STAGE 0 STREAMS" in picture
 
 
 async def test_without_colour_no_colour_is_written(monkeypatch):

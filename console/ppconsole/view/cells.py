@@ -47,7 +47,8 @@ def text_of(line: Row) -> str:
 
 def width_of(text: str) -> int:
     """Return the width of `text` in cells, by the rule that Rich and Textual draw with."""
-    return len(text) if text.isascii() else cell_len(text)
+    # An ellipsis takes one cell. Rich keeps 4,096 texts, which endless numbers behind one would fill.
+    return len(text) if text.isascii() or text.replace("…", ".").isascii() else cell_len(text)
 
 
 def cut(text: str, width: int) -> str:
