@@ -143,6 +143,7 @@ class Client:
             tasks.append(loop.create_task(self._ask(at_s, request)))
         outcomes = await asyncio.gather(*tasks)
         seconds = time.perf_counter() - self._began
+        self._close()
         first = min(one.sent_s for one in outcomes)
         return Seen(outcomes=outcomes, seconds=seconds - first, busy=(time.process_time() - cpu) / seconds)
 
@@ -154,7 +155,9 @@ class Client:
             async with limit:
                 return await self._ask(0.0, request)
 
-        return await asyncio.gather(*(ask(request) for _, request in self._planned))
+        outcomes = await asyncio.gather(*(ask(request) for _, request in self._planned))
+        self._close()
+        return outcomes
 
     async def _ask(self, at_s: float, request: bytes) -> Outcome:
         sent = time.perf_counter()
@@ -175,6 +178,12 @@ class Client:
                 return idle
         _, made = await asyncio.get_running_loop().create_connection(Connection, self._host, self._port)
         return made
+
+    def _close(self) -> None:
+        """Close the connections that wait for a further request: some servers wait for that when they end."""
+        while self._idle:
+            if (transport := self._idle.pop().transport) is not None:
+                transport.close()
 
     def _encoded(self, model: str, one: Planned) -> bytes:
         fields: dict[str, object] = {
