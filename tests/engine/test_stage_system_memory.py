@@ -83,4 +83,4 @@ print(faults())
 
 def test_freed_memory_is_used_again_without_the_system() -> None:
     gives_back, keeps = map(int, subprocess.check_output([sys.executable, "-c", FAULTS]).split())
-    assert keeps < 200 < 20 * 1024 <= gives_back, "8 MiB are 2,048 pages"
+    assert keeps < 2 * 1024 < 20 * 1024 <= gives_back, "8 MiB are 2,048 pages, and come again each time or once"
