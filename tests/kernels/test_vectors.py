@@ -1,4 +1,4 @@
-"""Kernels with vectors of 32 and of 64 bytes, both on any machine."""
+"""Kernels with vectors of 32 and of 64 bytes, both on any machine, and with checked indices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pytest
 from ppkernels.cpu.vectors import VARIABLE, VECTOR_BYTES, chosen_width
 
 OTHER = 96 - VECTOR_BYTES
-DEPENDENT = ["test_linear.py", "test_paged_attention.py", "test_llama_layer.py"]
-"""Tests of the kernels that are made of vectors."""
+TESTS = [
+    "test_linear.py", "test_paged_attention.py", "test_llama_layer.py", "test_elementwise.py", "test_store_kv.py",
+    "test_shared_prefixes.py",
+]  # fmt: skip
+"""Tests of compiled kernels."""
 
 
 def test_the_width_is_the_machines_unless_it_is_set() -> None:
@@ -27,12 +30,13 @@ def test_another_width_is_refused(setting: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_kernels_in_the_other_width() -> None:
+def test_the_kernels_in_the_other_width_and_with_checked_indices() -> None:
     assert OTHER in (32, 64)
-    files = [str(Path(__file__).parent / name) for name in DEPENDENT]
+    files = [str(Path(__file__).parent / name) for name in TESTS]
     # float32 alone halves the time, nearly all of which is compilation.
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--timeout", "0", "-k", "not float64"]
     command = [sys.executable, "-m", "pytest", *options, *files]
-    environment = {**os.environ, VARIABLE: str(OTHER)}
+    # A kernel checks no index: one beyond an array reads what is there, and ends the process now and then.
+    environment = {**os.environ, VARIABLE: str(OTHER), "NUMBA_BOUNDSCHECK": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr

@@ -25,6 +25,9 @@ def find_tiles(
     size = len(members) // max(len(lengths), 1)
     full = np.where(counts == 1, (ends - 1) // block_size, 0)
     order = np.flatnonzero(full >= least)
+    if len(order) < 2:
+        used[0] = 0
+        return 0
     common = sort_alike(tables, full, order)
     firsts, blocks, savings = cut_tiles(common, size, least)
     kept = np.argsort(-savings, kind="mergesort")[: len(lengths)]
@@ -45,7 +48,7 @@ def find_tiles(
 
 @jit.compiled
 def sort_alike(tables: Any, full: Any, order: Any) -> Any:
-    """Sort the rows `order` [n] so that those with the most first blocks in common are neighbours.
+    """Sort the rows `order` [n >= 1] so that those with the most first blocks in common are neighbours.
 
     Return how many each shares with the row before it [n], of its `full` blocks. A shared block is
     read once a row.
