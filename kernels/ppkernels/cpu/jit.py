@@ -34,7 +34,8 @@ def compiled(function: Kernel) -> Kernel:
     # numba's cache knows the kernel's own file only. Other files and the vector width are compiled into it, too.
     cache, make_file = kernel._cache, cast(Callable[..., Any], IndexDataCacheFile)
     # NUMBA_BOUNDSCHECK=1, of tests, changes the code as well.
-    name = f"{cache._impl.filename_base}.{VECTOR_BYTES}{'.checked' if numba.config.BOUNDSCHECK else ''}"
+    checked = ".checked" if getattr(numba.config, "BOUNDSCHECK", None) else ""
+    name = f"{cache._impl.filename_base}.{VECTOR_BYTES}{checked}"
     cache._cache_file = make_file(cache.cache_path, name, _sources())
     lock = Path(cache.cache_path, f"{name}.lock")
     kernel.compile = functools.partial(_compile_alone, kernel.compile, lock)
