@@ -11,19 +11,24 @@ if TYPE_CHECKING:
     from ppengine.offline.launch import EngineError as EngineError
     from ppengine.offline.llm import LLM as LLM
     from ppengine.offline.llm import LLMEngine as LLMEngine
-    from ppengine.offline.llm import RequestOutput as RequestOutput
+    from ppengine.offline.request_output import CompletionOutput as CompletionOutput
+    from ppengine.offline.request_output import RequestOutput as RequestOutput
     from ppengine.protocol.sampling import SamplingParams as SamplingParams
     from ppengine.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 _HOMES = {
     "LLM": "ppengine.offline.llm",
     "LLMEngine": "ppengine.offline.llm",
-    "RequestOutput": "ppengine.offline.llm",
+    "CompletionOutput": "ppengine.offline.request_output",
+    "RequestOutput": "ppengine.offline.request_output",
     "EngineError": "ppengine.offline.launch",
     "SamplingParams": "ppengine.protocol.sampling",
     "StructuredOutputsParams": "ppengine.protocol.structured_outputs",
 }
-__all__ = ["LLM", "EngineError", "LLMEngine", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM", "CompletionOutput", "EngineError", "LLMEngine", "RequestOutput", "SamplingParams",
+    "StructuredOutputsParams",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 import pytest
 from ppengine.core import outputs as hub_module
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
-from ppengine.core.outputs import OutputHub
+from ppengine.core.outputs import OutputHub, as_wire
 from ppengine.protocol.control import Failed, Fetch, Fetched
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Collect, Collected
@@ -91,6 +92,29 @@ def test_the_earliest_of_several_stop_texts_wins(desk: Desk) -> None:
     assert desk.say("wxyz")[-1] is True
     desk.hub.finish("r-1", 0, "stop")
     assert desk.fetch().text == "w"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text", "reason", "stop_reason"),
+    [
+        ({"stop": ["yz", "xyz"]}, "wxyz", "stop", "xyz"),
+        ({"stop": ["q"], "stop_token_ids": [ord("z")]}, "wz", "stop", ord("z")),
+        ({"stop_token_ids": [ord("a")]}, "wz", "stop", None),
+        ({"stop_token_ids": [ord("z")]}, "wz", "length", None),
+        ({"stop": ["z"]}, "wz", "length", "z"),
+    ],
+)
+def test_a_reader_gets_the_stop_text_or_token_that_ended_a_sample(
+    desk: Desk, sampling: dict[str, Any], text: str, reason: str, stop_reason: str | int | None
+) -> None:
+    """At the end of sequence it is None. A stop text in the last allowed token is the reason, too."""
+    desk.open(**sampling)
+    desk.say(text)
+    output = desk.hub.get("r-1")
+    assert output is not None and as_wire(output).samples[0].stop_reason is None
+    desk.hub.finish("r-1", 0, reason)
+    assert as_wire(output).samples[0].stop_reason == stop_reason
+    assert (as_wire(output).cached_tokens, as_wire(output).timings) == (None, None)
 
 
 def test_no_stop_text_before_min_tokens(desk: Desk) -> None:

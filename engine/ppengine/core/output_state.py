@@ -54,6 +54,15 @@ class Sample:
         """Number of characters that a reader may have, because they will not change."""
         return len(self.known_text) if self.growing is None else self.growing.shown
 
+    def stop_reason(self, stop_token_ids: list[int]) -> str | int | None:
+        """Return the stop text that ended it, or the token if it is one of `stop_token_ids`; None: neither."""
+        if self.finish_reason != "stop":
+            return None
+        if self.growing is not None and self.growing.stop_text is not None:
+            return self.growing.stop_text
+        last = self.tokens[-1] if self.tokens else None
+        return last if last in stop_token_ids else None
+
     def push(self, token: int, ended: bool) -> bool:
         """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
         self.tokens.append(token)

@@ -368,15 +368,19 @@ def _topic(question: _Question) -> _Topic:
 
 def as_wire(output: Output) -> RequestOutput:
     """Return the output of a request in the form of the offline API."""
+    ending, stops = output.samples[0].ending if output.finished else None, output.sampling.stop_token_ids
     return RequestOutput(
         output.request,
         output.prompt_ids,
         [
             SampleOutput(
-                sample.tokens.tolist(), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs)
+                sample.tokens.tolist(), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs),
+                sample.stop_reason(stops),
             )
             for sample in output.samples
         ],
         output.finished,
         output.prompt_logprobs,
-    )
+        None if ending is None else ending.detail.cached_tokens,
+        None if ending is None else ending.timings,
+    )  # fmt: skip

@@ -5,44 +5,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.prompts import Prompt, Submission, portions, submissions_of
+from ppengine.offline.request_output import RequestOutput, from_wire
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
-from ppengine.protocol.control import Logprob
-from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
-
-
-@dataclass(slots=True)
-class CompletionOutput:
-    """One continuation. `logprobs` is one entry a token where the sampling asked for them."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None
-    logprobs: list[Logprob]
-
-
-@dataclass(slots=True)
-class RequestOutput:
-    """A request and its continuations."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool
-    prompt_logprobs: list[PromptLogprob | None] | None = None
-    """One a token of the prompt where the sampling asked for them; that of the first is None."""
 
 
 class LLMEngine:
@@ -127,7 +101,8 @@ class LLMEngine:
             raise EngineError(answer.error)
         self._cursor = answer.cursor
         # Others were refused as a whole after some of them had been taken.
-        outputs = [self._output(output) for output in answer.outputs if output.request in self._open]
+        known = [output for output in answer.outputs if output.request in self._open]
+        outputs = [from_wire(output, self._open[output.request]) for output in known]
         finished = [output.request for output in answer.outputs if output.finished]
         for name in finished:
             self._open.pop(name, None)
@@ -157,17 +132,6 @@ class LLMEngine:
             if answer.error:
                 raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
             yield answer.requests
-
-    def _output(self, output: wire.RequestOutput) -> RequestOutput:
-        samples = [
-            CompletionOutput(index, sample.text, sample.token_ids, sample.finish_reason, sample.logprobs)
-            for index, sample in enumerate(output.samples)
-        ]
-        prompt = self._open.get(output.request)
-        return RequestOutput(
-            output.request, prompt, output.prompt_token_ids.tolist(), samples, output.finished,
-            output.prompt_logprobs or None,
-        )  # fmt: skip
 
 
 class LLM:

@@ -73,6 +73,8 @@ class SampleOutput(msgspec.Struct, array_like=True):
     text: str
     finish_reason: str | None
     logprobs: list[Logprob] = []
+    stop_reason: str | int | None = None
+    """The stop text or the stop token that ended it; None: neither."""
 
 
 class RequestOutput(msgspec.Struct, array_like=True):
@@ -83,6 +85,10 @@ class RequestOutput(msgspec.Struct, array_like=True):
     samples: list[SampleOutput]
     finished: bool
     prompt_logprobs: list[PromptLogprob | None] = []
+    cached_tokens: int | None = None
+    """At the end: prompt tokens whose blocks were cached. None also if a core before this one ended it."""
+    timings: Timings | None = None
+    """At the end: those of the first sample; None also if a core before this one ended it."""
 
 
 class Collected(msgspec.Struct, tag="collected", kw_only=True):
