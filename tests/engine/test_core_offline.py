@@ -113,10 +113,27 @@ def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
         made.check_many(["a", "b"], [SamplingParams()] * 2, [1])
 
 
-@pytest.mark.parametrize("prompt", [{"prompt": "x"}, [1, 2], {"prompt_token_ids": [1], "multi_modal_data": {}}])
+@pytest.mark.parametrize("prompt", [{"prompt": 5}, {}, 7, {"prompt_token_ids": [1], "multi_modal_data": {}}])
 def test_a_prompt_of_another_kind_is_named(prompt):
-    with pytest.raises(ValueError, match="a prompt is a text or"):
-        engine().add_many([prompt], [SamplingParams()])
+    with pytest.raises(ValueError, match="prompt 1: a prompt is a text, token ids"):
+        engine().add_many(["fine", prompt], [SamplingParams()] * 2)
+
+
+@pytest.mark.parametrize("ids", [[1.5], ["a"], 5])
+def test_token_ids_that_are_none_are_named(ids):
+    with pytest.raises(ValueError, match="prompt 0: token ids are whole numbers"):
+        engine().add_many([{"prompt_token_ids": ids}], [SamplingParams()])
+
+
+def test_a_prompt_has_any_form_of_vllms():
+    made = engine()
+    made.add_many(["a", {"prompt": "b"}, [1, 2], {"prompt_token_ids": [3], "prompt": "c"}], [SamplingParams()] * 4)
+    message = made._engine.message
+    assert [each.prompt for each in message.submissions] == ["a", "b", None, None]
+    assert [tokens.tolist() for tokens in message.tokens] == [[], [], [1, 2], [3]]
+    assert list(made._open.values()) == ["a", "b", None, "c"]
+    assert [prompts.prompts_of(each) for each in ("a", {"prompt": "b"}, [1, 2])] == [["a"], [{"prompt": "b"}], [[1, 2]]]
+    assert prompts.prompts_of([[1], [2]]) == [[1], [2]] and prompts.prompts_of([]) == []
 
 
 def test_lists_of_unequal_length_are_refused_with_their_lengths():

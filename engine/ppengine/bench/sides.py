@@ -9,6 +9,7 @@ from typing import Any
 
 from ppengine.bench.workload import Job
 from ppengine.offline.llm import LLM
+from ppengine.offline.prompts import Prompt
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -21,8 +22,9 @@ def run_engine(llm: LLM, jobs: list[Job]) -> float:
         )
         for number, job in enumerate(jobs)
     ]  # fmt: skip
+    prompts: list[Prompt] = [{"prompt_token_ids": job.prompt} for job in jobs]
     begun = time.perf_counter()
-    outputs = llm.generate([{"prompt_token_ids": job.prompt} for job in jobs], params, use_tqdm=False)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - begun
     made = sum(len(output.outputs[0].token_ids) for output in outputs)
     if made != sum(job.output_len for job in jobs):

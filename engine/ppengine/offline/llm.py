@@ -10,7 +10,7 @@ from typing import Any
 from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
-from ppengine.offline.prompts import Prompt, Submission, portions, submissions_of
+from ppengine.offline.prompts import Prompt, Submission, portions, prompts_of, submissions_of
 from ppengine.offline.request_output import RequestOutput, from_wire
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
@@ -72,7 +72,7 @@ class LLMEngine:
             if names:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise
-        self._open.update((name, each.verb.prompt) for name, each in zip(names, submissions, strict=True))
+        self._open.update((name, each.text) for name, each in zip(names, submissions, strict=True))
         return names
 
     def check_many(
@@ -123,7 +123,7 @@ class LLMEngine:
     def _send(self, submissions: list[Submission], *, check: bool = False) -> Iterator[list[str]]:
         """Send submissions in portions; yield the ids of each. Raises ValueError or EngineError if one is refused."""
         for begin, end in portions(submissions):
-            verbs, tokens = zip(*submissions[begin:end], strict=True)
+            verbs, tokens, _ = zip(*submissions[begin:end], strict=True)
             message = wire.AddMany(
                 nonce=self._engine.nonce(), session=self._session, submissions=list(verbs), first=begin, check=check,
                 tokens=list(tokens) if any(tokens) else [],
@@ -156,7 +156,7 @@ class LLM:
 
         `priority` is one number a prompt: the smaller starts first, then the earlier prompt.
         """
-        several: list[Prompt] = [prompts] if isinstance(prompts, (str, dict)) else list(prompts)
+        several = prompts_of(prompts)
         if sampling_params is None:
             sampling_params = SamplingParams()
         params = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypedDict
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
@@ -14,13 +15,21 @@ PORTION_CHARACTERS = 100_000
 """Half a second a million of them, on a slow core."""
 
 
+class TextPrompt(TypedDict):
+    """A prompt that is a text."""
+
+    prompt: str
+
+
 class TokensPrompt(TypedDict):
     """A prompt that is tokenized already."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    """Its text, for `RequestOutput.prompt` alone."""
 
 
-Prompt = str | TokensPrompt
+Prompt = str | list[int] | TextPrompt | TokensPrompt
 
 
 class Submission(NamedTuple):
@@ -29,6 +38,27 @@ class Submission(NamedTuple):
     verb: Submit
     tokens: TokenIds
     """Empty if the verb has the prompt."""
+    text: str | None
+    """Text of the prompt, if it has one."""
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return several prompts, or the only one in a list: a text, a mapping, or the token ids of one prompt."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    return [several] if several and all(isinstance(one, int) for one in several) else several
+
+
+def content_of(prompt: object) -> tuple[Any, Any]:
+    """Return the text and the token ids of a prompt, None for one that it lacks; both None: it is no prompt."""
+    if isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, list):
+        return None, prompt
+    if isinstance(prompt, Mapping) and prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        return prompt.get("prompt"), prompt.get("prompt_token_ids")
+    return None, None
 
 
 def portions(submissions: Sequence[Submission]) -> Iterator[tuple[int, int]]:
@@ -61,15 +91,19 @@ def submissions_of(
 
 def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
     """Return the submission of a prompt. Raises ValueError for a prompt of another kind, or a text with surrogates."""
-    if isinstance(prompt, str):
-        check_utf8(f"prompt {number}", prompt)
-        return Submission(Submit(prompt=prompt, **fields), compact())
-    if not isinstance(prompt, dict) or list(prompt) != ["prompt_token_ids"]:
-        raise ValueError(
-            f'prompt {number}: a prompt is a text or {{"prompt_token_ids": [...]}}, not {str(prompt)[:80]}'
-        )
-    ids = list(prompt["prompt_token_ids"])
-    if tokens := compact_if_good(ids):
-        return Submission(Submit(**fields), tokens)
-    # Also from arrays, whose numbers are not Python's.
-    return Submission(Submit(prompt_token_ids=[int(token) for token in ids], **fields), compact())
+    text, ids = content_of(prompt)
+    if not isinstance(text, str | None) or (text is None and ids is None):
+        kinds = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": [...]}'
+        raise ValueError(f"prompt {number}: a prompt is {kinds}, not {str(prompt)[:80]}")
+    if text is not None:
+        check_utf8(f"prompt {number}", text)
+    if ids is None:
+        return Submission(Submit(prompt=text, **fields), compact(), text)
+    try:
+        if tokens := compact_if_good(list(ids)):
+            return Submission(Submit(**fields), tokens, text)
+        # Also from arrays, whose numbers are not Python's.
+        numbers = [operator.index(token) for token in ids]
+    except TypeError:
+        raise ValueError(f"prompt {number}: token ids are whole numbers, not {str(ids)[:80]}") from None
+    return Submission(Submit(prompt_token_ids=numbers, **fields), compact(), text)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Sequence, Sized
 
+from ppengine.offline.prompts import content_of
 from ppengine.protocol.prompt_scores import HELD_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
 
@@ -13,14 +13,14 @@ SPECIAL_TOKENS = 8
 """Tokens that a tokenizer may add to a text; its own are at most the text's bytes."""
 
 
-def most_values(prompt: str | Mapping[str, Any], params: SamplingParams) -> int:
+def most_values(prompt: object, params: SamplingParams) -> int:
     """Return how many log-probabilities a prompt has at most; 0 for one that is no prompt, which is refused later."""
     if params.prompt_logprobs is None:
         return 0
-    if isinstance(prompt, str):
-        tokens = len(prompt.encode(errors="replace")) + SPECIAL_TOKENS
+    text, ids = content_of(prompt)
+    if ids is None and isinstance(text, str):
+        tokens = len(text.encode(errors="replace")) + SPECIAL_TOKENS
     else:
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
         tokens = len(ids) if isinstance(ids, Sized) else 0  # an array is no sequence
     return values_of(tokens, params.prompt_logprobs)
 
