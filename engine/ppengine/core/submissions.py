@@ -13,18 +13,13 @@ from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
-from ppengine.protocol.chat_messages import Chat
-from ppengine.protocol.frames import MAX_FRAME_BYTES
+from ppengine.protocol.chat_messages import CHAT_MOST, Chat
 from ppengine.protocol.prompt_scores import VALUES_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import TokenIds, beyond, compact
 from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
-CHAT_MOST = MAX_FRAME_BYTES // 4 - 1024
-"""Most characters of a rendered chat, which comes in one message; a character has at most four bytes."""
-
-
 INLINE_CHARACTERS = 2000
 """Longer texts are tokenized in another process: these take the core a millisecond."""
 

@@ -77,10 +77,14 @@ class LocalEngine:
         self._nonce += 1
         return self._nonce
 
-    def send(self, message: msgspec.Struct) -> None:
-        """Send one message to the core. Raises EngineError once this is closed."""
+    def check_open(self) -> None:
+        """Raise EngineError once this is closed."""
         if self._closed:
             raise EngineError("the engine is closed")
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send one message to the core. Raises EngineError once this is closed."""
+        self.check_open()
         self._socket.send(encode(message))
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ppengine.common.config import Profile
 from ppengine.offline.arguments import profile_of
+from ppengine.offline.conversations import Conversation, ConversationRenderer, chats_of
 from ppengine.offline.launch import EngineError, LocalEngine
-from ppengine.offline.prompts import Prompt, Submission, portions, prompts_of, submissions_of
+from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, portions, prompts_of, submissions_of
 from ppengine.offline.request_output import RequestOutput, from_wire
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
+from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.sampling import SamplingParams
 
 COLLECT_MS = 1000
@@ -22,8 +24,14 @@ COLLECT_MS = 1000
 class LLMEngine:
     """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
 
+    _renderer: ConversationRenderer | None = None
+    """Made by the first chat."""
+    _tokenizes = True
+
     def __init__(self, model: str | Profile, **arguments: Any) -> None:
-        self._engine = LocalEngine(profile_of(model, arguments))
+        profile = profile_of(model, arguments)
+        self._tokenizes = not profile.model.skip_tokenizer
+        self._engine = LocalEngine(profile)
         self._session = f"offline-{secrets.token_hex(4)}"
         self._cursor = 0
         self._open: dict[str, str | None] = {}
@@ -82,6 +90,15 @@ class LLMEngine:
         for _ in self._send(submissions_of(prompts, params, (), priority), check=True):
             pass
 
+    def chat_prompts(self, chats: Sequence[Chat]) -> list[TokensPrompt]:
+        """Return chats as prompts, by the checkpoint's template. Raises ValueError for one that fails, EngineError."""
+        self._engine.check_open()
+        if not self._tokenizes:
+            raise ValueError("a chat needs a tokenizer; this engine was started without one: give prompt_token_ids")
+        if self._renderer is None:
+            self._renderer = ConversationRenderer(self.run_dir)
+        return self._renderer.prompts(chats)
+
     def abort_request(self, request_id: str) -> None:
         """End a request; one that has ended already is fine."""
         self._engine.send(wire.AbortMany(session=self._session, requests=[request_id]))
@@ -112,6 +129,9 @@ class LLMEngine:
 
     def close(self) -> None:
         """Stop the engine; repeated calls are fine."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
         self._engine.close()
 
     def __enter__(self) -> LLMEngine:
@@ -169,6 +189,25 @@ class LLM:
         if priority is not None and len(priority) != len(several):
             raise ValueError(f"{len(several)} prompts and {len(priority)} priorities; give one a prompt")
         return self._run(several, params, priority, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Return one output a conversation, in order; `messages` is one of them or several.
+
+        The checkpoint's chat template makes the prompts. `tools` are functions in OpenAI's form; the template alone
+        reads them, and calls are left in the text. Raises ValueError or EngineError, as `generate`.
+        """
+        chats = chats_of(messages, tools, add_generation_prompt=add_generation_prompt, options=chat_template_kwargs)
+        return self.generate(self.llm_engine.chat_prompts(chats), sampling_params, use_tqdm, priority=priority)
 
     def _run(
         self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool

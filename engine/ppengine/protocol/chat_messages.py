@@ -6,6 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from ppengine.protocol.frames import MAX_FRAME_BYTES
+
+CHAT_MOST = MAX_FRAME_BYTES // 4 - 1024
+"""Most characters of a rendered chat, which comes in one message; a character has at most four bytes."""
+
 
 class Chat(msgspec.Struct, kw_only=True):
     """The arguments of a chat template."""
