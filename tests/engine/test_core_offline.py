@@ -12,6 +12,7 @@ from ppengine.offline import prompts
 from ppengine.offline.arguments import ARGUMENTS, make_profile
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
+from ppengine.offline.request_seeds import checked_seed
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 
@@ -134,6 +135,24 @@ def test_a_prompt_has_any_form_of_vllms():
     assert list(made._open.values()) == ["a", "b", None, "c"]
     assert [prompts.prompts_of(each) for each in ("a", {"prompt": "b"}, [1, 2])] == [["a"], [{"prompt": "b"}], [[1, 2]]]
     assert prompts.prompts_of([[1], [2]]) == [[1], [2]] and prompts.prompts_of([]) == []
+
+
+def test_a_seed_of_the_engine_seeds_each_request_by_its_number():
+    def seeds(seed, *calls):
+        made = engine()
+        made._seed, found = checked_seed(seed), []
+        for params in calls:
+            made.add_many(["x"] * len(params), params)
+            found += [each.sampling.seed for each in made._engine.message.submissions]
+        return found
+
+    free, own, greedy = SamplingParams(), SamplingParams(seed=3), SamplingParams(temperature=0.0)
+    found = seeds(7, [free, own, greedy], [free])
+    assert found == seeds(7, [free], [own, greedy, free]) and found[1:3] == [3, None]
+    assert found[0] != found[3] and None not in (found[0], found[3])
+    assert seeds(8, [free])[0] != found[0] and seeds(None, [free, own]) == [None, 3]
+    with pytest.raises(ConfigError, match=r"LLM: seed is '1\.5'; it must be a whole number, or None"):
+        checked_seed(1.5)
 
 
 def test_lists_of_unequal_length_are_refused_with_their_lengths():

@@ -13,6 +13,7 @@ from ppengine.offline.conversations import Conversation, ConversationRenderer, c
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, portions, prompts_of, submissions_of
 from ppengine.offline.request_output import RequestOutput, from_wire
+from ppengine.offline.request_seeds import checked_seed, seeded
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
 from ppengine.protocol.chat_messages import Chat
@@ -22,14 +23,21 @@ COLLECT_MS = 1000
 
 
 class LLMEngine:
-    """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`."""
+    """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`.
+
+    `seed`: requests without a seed of their own get one that follows from it and from their number.
+    """
 
     _renderer: ConversationRenderer | None = None
     """Made by the first chat."""
+    _seed: int | None = None
+    _count = 0
+    """Requests so far."""
     _tokenizes = True
 
-    def __init__(self, model: str | Profile, **arguments: Any) -> None:
+    def __init__(self, model: str | Profile, *, seed: int | None = None, **arguments: Any) -> None:
         profile = profile_of(model, arguments)
+        self._seed = checked_seed(seed)
         self._tokenizes = not profile.model.skip_tokenizer
         self._engine = LocalEngine(profile)
         self._session = f"offline-{secrets.token_hex(4)}"
@@ -71,7 +79,8 @@ class LLMEngine:
         count = len(prompts)
         if len(params) != count or len(ids) not in (0, count):
             raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
-        submissions = submissions_of(prompts, params, ids, priority)
+        first = self._count
+        submissions = submissions_of(prompts, seeded(params, self._seed, first), ids, priority)
         names: list[str] = []
         try:
             for requests in self._send(submissions):
@@ -81,6 +90,7 @@ class LLMEngine:
                 self._engine.send(wire.AbortMany(session=self._session, requests=names))
             raise
         self._open.update((name, each.text) for name, each in zip(names, submissions, strict=True))
+        self._count = first + count
         return names
 
     def check_many(
@@ -157,8 +167,9 @@ class LLMEngine:
 class LLM:
     """Generate for many prompts at once; a context manager with `close()`.
 
-    Takes the arguments of `arguments.make_profile`, or one `Profile`. Raises TypeError for an unknown argument (it
-    names the nearest known one), ConfigError for a value that cannot be, EngineError when the engine cannot start.
+    Takes the arguments of `arguments.make_profile`, or one `Profile`, and `seed`, as `LLMEngine`. Raises TypeError for
+    an unknown argument (it names the nearest known one), ConfigError for a value that cannot be, EngineError when
+    the engine cannot start.
     """
 
     def __init__(self, model: str | Profile, **arguments: Any) -> None:
