@@ -10,11 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from chat_world import renderers
+from engines import wait_until
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import build_profile, profiles_dir
 from ppengine.offline import conversations
 from ppengine.offline.conversations import ConversationRenderer, chats_of
 from ppengine.supervisor.boot import engine_config
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 TINY = profiles_dir() / "models" / "tiny"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -28,8 +31,12 @@ def rendering(tmp_path: Path) -> Iterator[Rendering]:
     folder, run_dir = tmp_path / "model", tmp_path / "run"
     folder.mkdir()
     run_dir.mkdir()
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in ("config.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, folder)
+    backend = Backend.from_file(str(TINY / "tokenizer.json"))
+    first = "<|endoftext|>"
+    backend.post_processor = TemplateProcessing(f"{first} $A", special_tokens=[(first, backend.token_to_id(first))])
+    backend.save(str(folder / "tokenizer.json"))
     profile = build_profile({"name": "x", "model": {"path": str(folder), "load_format": "dummy"}}, tmp_path)
     config = msgspec.structs.replace(engine_config(profile, "x"), run_dir=str(run_dir))
     (run_dir / "engine.json").write_bytes(msgspec.json.encode(config))
@@ -44,7 +51,9 @@ def rendering(tmp_path: Path) -> Iterator[Rendering]:
     assert renderers() == []
 
 
-def test_tools_and_options_reach_the_template_and_special_tokens_are_its_own(rendering: Rendering) -> None:
+def test_tools_and_options_reach_the_template_and_special_tokens_are_its_own(
+    rendering: Rendering, tmp_path: Path
+) -> None:
     template = (
         "<|user|>{{ messages[0]['content'] }}{% if tools %} {{ tools[0].function.name }}{% endif %}"
         "{{ mood }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -53,6 +62,7 @@ def test_tools_and_options_reach_the_template_and_special_tokens_are_its_own(ren
     (full,) = rendering(template, ASK, [TOOL], begins=False, mood=" glad")
     assert plain["prompt"] == "<|user|>Hi<|assistant|>" and full["prompt"] == "<|user|>Hi weather glad"
     tokenizer = Tokenizer.load(TINY)
+    assert Tokenizer.load(tmp_path / "model").encode("Hi") != tokenizer.encode_chat("Hi"), "prompts get another one"
     assert [one["prompt_token_ids"] for one in (plain, full)] == [
         tokenizer.encode_chat(one["prompt"]) for one in (plain, full)
     ]
@@ -78,6 +88,14 @@ def test_a_template_that_does_not_end_is_refused_by_its_conversation_and_the_nex
     with pytest.raises(ValueError, match=r"conversation 1: chat template: it takes more than 2 s of processor time"):
         rendering(template, [ASK, bad, ASK])
     assert [one["prompt"] for one in rendering(template, [ASK, ASK])] == ["Hi", "Hi"]
+
+
+def test_a_refused_call_leaves_no_chats_to_the_next_one(rendering: Rendering) -> None:
+    template = "{% if messages[0].content == 'x' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    with pytest.raises(ValueError, match="conversation 0: chat template: no"):
+        rendering(template, [[{"role": "user", "content": "x"}], *[ASK] * 60])
+    wait_until(lambda: renderers() == [], "the process with the others has ended")
+    assert [one["prompt"] for one in rendering(template, ASK)] == ["Hi"]
 
 
 @pytest.mark.parametrize(
