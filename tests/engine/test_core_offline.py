@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from functools import partialmethod
 from pathlib import Path
 
+import msgspec
 import numpy
 import pytest
+import torch
+from hub_server import Hub, served
 from ppengine.common.config import ConfigError
+from ppengine.hub.transfer import Transfer
 from ppengine.offline import prompts
-from ppengine.offline.arguments import ARGUMENTS, make_profile
+from ppengine.offline.arguments import ARGUMENTS, make_profile, profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
 from ppengine.offline.request_seeds import checked_seed
+from ppengine.offline.vllm_arguments import FOREIGN
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 
@@ -191,7 +198,10 @@ def test_a_text_that_is_not_utf8_is_refused_before_any_is_sent():
     [
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of auto, float64, float32, bfloat16, float16"),
         ({"load_format": "gguf"}, "load_format is 'gguf'; it must be one of auto, dummy"),
-        ({"distributed_executor_backend": "mp"}, "distributed_executor_backend is 'mp'; it must be one of local, ray"),
+        ({"distributed_executor_backend": "x"}, "distributed_executor_backend is 'x'; it must be one of local, ray"),
+        ({"block_size": 17}, "block_size is 17; it must be one of 8, 16, 32, 64, 128"),
+        ({"revision": "main"}, "revision is that of a hub's model; give source='huggingface' or 'modelscope' too"),
+        ({"source": "hf"}, "source is 'hf'; it must be one of folder, huggingface, modelscope"),
         ({"pipeline_parallel_size": "2"}, "pipeline_parallel_size is '2'; it must be a whole number, 1 to 256"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size is 0; it must be 1 to 256"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be 1 to 64"),
@@ -227,9 +237,59 @@ def test_a_type_that_is_none_is_refused_whatever_the_model_is():
         make_profile(str(MODELS / "llama-8b"), dtype=["float16"])
 
 
+@pytest.mark.parametrize(("name", "foreign"), FOREIGN.items())
+def test_an_argument_of_vllm_is_taken_where_it_changes_nothing_and_refused_with_a_reason(name, foreign):
+    model = str(MODELS / "llama-8b")
+    plain = msgspec.structs.replace(make_profile(model), name="x")
+    for value in (None, *foreign.taken):
+        assert msgspec.structs.replace(profile_of(model, {name: value}), name="x") == plain
+    with pytest.raises(ConfigError) as refused:
+        profile_of(model, {name: "other"})
+    assert str(refused.value) == f"LLM: {name}='other' is refused: {foreign.reason or 'give True or False'}"
+    assert name not in inspect.signature(make_profile).parameters
+
+
+def test_values_of_vllm_that_have_another_name_here():
+    model = str(MODELS / "llama-8b")
+    given = {"dtype": torch.float16, "distributed_executor_backend": "mp", "load_format": "safetensors"}
+    profile = profile_of(model, {**given, "tokenizer": model, "block_size": 32, "enable_chunked_prefill": False})
+    assert (profile.model.dtype, profile.parallel.executor, profile.model.load_format) == ("float16", "local", "auto")
+    assert profile.memory.block_size == 32 and not profile.scheduler.chunked_prefill
+    assert profile_of(model, {"dtype": "half"}).model.dtype == "float16"
+    assert profile_of(model, {"swap_space": None}).memory.swap_space_gib == 4.0
+    with pytest.raises(TypeError, match="LLM has no argument max_num_seq; did you mean max_num_seqs"):
+        profile_of(model, {"max_num_seq": 5})
+
+
+def test_a_name_of_a_hub_is_refused_with_the_argument_that_downloads_it():
+    with pytest.raises(ConfigError, match="there is no folder org/model; to download a model of that name, add source"):
+        make_profile("org/model")
+
+
+@pytest.mark.parametrize("source", ["huggingface", "modelscope"])
+def test_a_model_of_a_hub_is_downloaded_and_its_settings_count(tmp_path, monkeypatch, capsys, source):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("no_proxy", "*")
+    files = {"config.json": (MODELS / "llama-8b" / "config.json").read_bytes(), "model.safetensors": b"weights"}
+    with served(hub := Hub(files)) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", address)
+        profile = make_profile("org/model", source=source)
+        assert (Path(profile.model.path) / "model.safetensors").read_bytes() == b"weights"
+        assert "downloading org/model from" in capsys.readouterr().err
+        assert profile.scheduler.max_num_seqs == 512
+        assert profile_of(profile, {}) is profile and capsys.readouterr().err == ""
+        with contextlib.suppress(EngineError):
+            make_profile("org/model", source=source, revision="v1")
+        assert "v1" in hub.requests[-1][0]
+    monkeypatch.setattr(Transfer, "__init__", partialmethod(Transfer.__init__, pause_s=0.0))
+    with pytest.raises(EngineError, match="Connection refused"):
+        make_profile("org/other", source=source)
+
+
 def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
     known = set(inspect.signature(make_profile).parameters)
-    assert known - set(ARGUMENTS.values()) == {"model", "trust_remote_code"}
+    assert known - set(ARGUMENTS.values()) == {"trust_remote_code"}
     with pytest.raises(ConfigError, match="model is 5; it must be the path of a Hugging Face folder"):
         make_profile(5)
 
