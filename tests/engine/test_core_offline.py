@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from functools import partialmethod
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ppengine.offline.arguments import ARGUMENTS, make_profile, profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
 from ppengine.offline.request_seeds import checked_seed
-from ppengine.offline.vllm_arguments import FOREIGN
+from ppengine.offline.vllm_arguments import FOREIGN, OF_CALLS
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 
@@ -257,8 +258,30 @@ def test_values_of_vllm_that_have_another_name_here():
     assert profile.memory.block_size == 32 and not profile.scheduler.chunked_prefill
     assert profile_of(model, {"dtype": "half"}).model.dtype == "float16"
     assert profile_of(model, {"swap_space": None}).memory.swap_space_gib == 4.0
-    with pytest.raises(TypeError, match="LLM has no argument max_num_seq; did you mean max_num_seqs"):
-        profile_of(model, {"max_num_seq": 5})
+    for name, nearest in (("max_num_seq", "max_num_seqs"), ("max_logprob", "max_logprobs")):
+        with pytest.raises(TypeError, match=rf"LLM has no argument {name}; did you mean {nearest}\?"):
+            profile_of(model, {name: 5})
+    with pytest.raises(ConfigError, match="enable_lora=True is refused: this engine has no LoRA"):
+        profile_of(model, {"enable_lora": True})
+
+
+@pytest.mark.parametrize(("name", "foreign"), OF_CALLS.items())
+def test_an_argument_of_a_call_is_taken_where_it_changes_nothing_and_refused_with_a_reason(name, foreign):
+    llm = LLM.__new__(LLM)
+    calls = [llm.chat] if name.startswith(("chat_", "continue_")) else [llm.chat, llm.generate]
+    for call in calls:
+        for value in (None, *foreign.taken):
+            llm.llm_engine = Left()
+            llm.llm_engine.chat_prompts = lambda chats: ["x"]
+            prompt = [{"role": "user", "content": "x"}] if call == llm.chat else "x"
+            assert [output.request_id for output in call(prompt, use_tqdm=False, **{name: value})] == ["r-1"]
+        with pytest.raises(ValueError, match=re.escape(f"{name}='other' is refused: {foreign.reason}")):
+            call("x", **{name: "other"})
+    if calls == [llm.chat]:
+        with pytest.raises(TypeError, match=rf"LLM\.generate has no argument {name}"):
+            llm.generate("x", **{name: None})
+    with pytest.raises(TypeError, match=r"LLM\.chat has no argument temperature"):
+        llm.chat([], temperature=0)
 
 
 def test_a_name_of_a_hub_is_refused_with_the_argument_that_downloads_it():

@@ -150,7 +150,7 @@ def profile_of(model: str | Profile, arguments: dict[str, Any]) -> Profile:
     known = ["seed", *(name for name in inspect.signature(make_profile).parameters if name != "model")]
     for name in arguments:
         if name not in known and name not in FOREIGN:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(name, [*known, *FOREIGN], n=1, cutoff=0.0)[0]
             raise TypeError(f"LLM has no argument {name}; did you mean {nearest}? known: {', '.join(known)}")
     if isinstance(model, Profile):
         if arguments:

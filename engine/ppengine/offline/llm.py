@@ -14,6 +14,7 @@ from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, portions, prompts_of, submissions_of
 from ppengine.offline.request_output import RequestOutput, from_wire
 from ppengine.offline.request_seeds import checked_seed, seeded
+from ppengine.offline.vllm_arguments import check_others
 from ppengine.offline.waves import Waves, most_values
 from ppengine.protocol import offline as wire
 from ppengine.protocol.chat_messages import Chat
@@ -182,11 +183,14 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Return one output a prompt, in order. Raises ValueError (a prompt that cannot fit) or EngineError.
 
-        `priority` is one number a prompt: the smaller starts first, then the earlier prompt.
+        `priority` is one number a prompt: the smaller starts first, then the earlier prompt. `others` are arguments
+        that only vLLM has: they are refused unless they change nothing.
         """
+        check_others("generate", others)
         several = prompts_of(prompts)
         if sampling_params is None:
             sampling_params = SamplingParams()
@@ -211,12 +215,14 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Return one output a conversation, in order; `messages` is one of them or several.
 
         The checkpoint's chat template makes the prompts. `tools` are functions in OpenAI's form; the template alone
         reads them, and calls are left in the text. Raises ValueError or EngineError, as `generate`.
         """
+        check_others("chat", others)
         chats = chats_of(messages, tools, add_generation_prompt=add_generation_prompt, options=chat_template_kwargs)
         return self.generate(self.llm_engine.chat_prompts(chats), sampling_params, use_tqdm, priority=priority)
 

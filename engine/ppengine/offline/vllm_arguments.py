@@ -88,6 +88,16 @@ FOREIGN: dict[str, _Foreign] = {
     "use_tqdm_on_load": _Foreign(_BOTH, ""),
 }
 """By name; one whose reason is empty has no value that changes tokens."""
+OF_CALLS: dict[str, _Foreign] = {
+    "chat_template": _Foreign((), "the chat template is that of the checkpoint; generate takes texts of any other"),
+    "chat_template_content_format": _Foreign(("auto", "string"), "templates get the text of a message as a string"),
+    "continue_final_message": _Foreign((False,), "the template ends a message; generate takes a text that goes on"),
+    "lora_request": _Foreign((), _LORA),
+    "mm_processor_kwargs": _Foreign(({},), _MEDIA),
+    "tokenization_kwargs": _Foreign(({},), "prompts are neither cut nor padded; give token ids"),
+}
+"""Those of `generate` and `chat`."""
+_CHAT_ALONE = ("chat_", "continue_")
 _ALIASES: dict[str, dict[object, object]] = {
     "distributed_executor_backend": {"mp": "local", "uni": "local"},
     "dtype": {"half": "float16", "float": "float32"},
@@ -106,8 +116,18 @@ def own_arguments(model: object, arguments: dict[str, Any]) -> dict[str, Any]:
         if foreign is None:
             own[name] = _own_value(name, value)
         elif value not in foreign.taken and not (name == "tokenizer" and str(value) == str(model)):
-            raise ConfigError(f"LLM: {name}={str(value)[:80]!r} is refused: {foreign.reason or 'give True or False'}")
+            raise ConfigError(f"LLM: {name}={value!r:.80} is refused: {foreign.reason or 'give True or False'}")
     return own
+
+
+def check_others(call: str, others: dict[str, Any]) -> None:
+    """Check the further arguments of `generate` or `chat`. Raises ValueError with the reason; TypeError: unknown."""
+    for name, value in others.items():
+        foreign = OF_CALLS.get(name)
+        if foreign is None or (call == "generate" and name.startswith(_CHAT_ALONE)):
+            raise TypeError(f"LLM.{call} has no argument {name}")
+        if value is not None and value not in foreign.taken:
+            raise ValueError(f"{name}={value!r:.80} is refused: {foreign.reason}")
 
 
 def _own_value(name: str, value: Any) -> Any:
