@@ -338,6 +338,13 @@ def test_one_stop_text_needs_no_list():
     assert SamplingParams(stop="END") == SamplingParams(stop=["END"])
 
 
+def test_a_list_that_vllm_has_none_for_may_be_none():
+    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None)
+    assert params == SamplingParams() and (params.stop, params.stop_token_ids, params.bad_words) == ([], [], [])
+    with pytest.raises(ValueError, match="bad_words_ids is None; it must be a list"):
+        SamplingParams(bad_words_ids=None)
+
+
 def test_an_engine_that_was_closed_says_so():
     made = LLM.__new__(LLM)
     made.llm_engine = engine()

@@ -75,7 +75,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if isinstance(self.stop, str):  # vLLM's users may write one without a list
             msgspec.structs.force_setattr(self, "stop", [self.stop])
         for name, kind, default in _KINDS:
-            if (value := getattr(self, name)) is not default:
+            if (value := getattr(self, name)) is None and name in _LISTS:
+                msgspec.structs.force_setattr(self, name, [])
+            elif value is not default:
                 check_kind(name, value, kind)
         if not 1 <= self.n <= 64:
             raise ValueError(f"n is {self.n}; it must be 1 to 64")
@@ -201,6 +203,8 @@ def _check_bad_words(params: SamplingParams) -> None:
         )
 
 
+_LISTS = ("stop", "stop_token_ids", "bad_words")
+"""Lists that are None by default in vLLM, so its users may write that."""
 _KINDS = [
     (field.name, field.type, field.default)
     for field in msgspec.structs.fields(SamplingParams)
