@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -121,6 +123,15 @@ def test_the_cached_part_of_a_prompt_is_counted(llm: LLM) -> None:
     pairs = zip(first.prompt_token_ids, second.prompt_token_ids, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     assert second.num_cached_tokens == shared // 16 * 16 > 0
+
+
+def test_a_chat_without_an_engine_is_no_fault_of_its_messages() -> None:
+    with LLM(str(TINY), gpu_memory_utilization=0.05) as one:
+        process = one.llm_engine._engine._process
+        os.kill(one.llm_engine.supervisor_pid, signal.SIGKILL)
+        process.wait(30)
+        with pytest.raises(EngineError, match="the engine ended without a message"):
+            one.chat(CHAT)
 
 
 def test_a_seed_of_the_engine_makes_requests_reproducible_on_any_cut() -> None:

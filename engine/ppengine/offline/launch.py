@@ -77,14 +77,17 @@ class LocalEngine:
         self._nonce += 1
         return self._nonce
 
-    def check_open(self) -> None:
-        """Raise EngineError once this is closed."""
+    def check_alive(self) -> None:
+        """Raise EngineError once this is closed, or the supervisor has ended."""
         if self._closed:
             raise EngineError("the engine is closed")
+        if self._process.poll() is not None:
+            raise EngineError(self._last_error())
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message to the core. Raises EngineError once this is closed."""
-        self.check_open()
+        if self._closed:
+            raise EngineError("the engine is closed")
         self._socket.send(encode(message))
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T:

@@ -103,7 +103,7 @@ class LLMEngine:
 
     def chat_prompts(self, chats: Sequence[Chat]) -> list[TokensPrompt]:
         """Return chats as prompts, by the checkpoint's template. Raises ValueError for one that fails, EngineError."""
-        self._engine.check_open()
+        self._engine.check_alive()
         if not self._tokenizes:
             raise ValueError("a chat needs a tokenizer; this engine was started without one: give prompt_token_ids")
         if self._renderer is None:
