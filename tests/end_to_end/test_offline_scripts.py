@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import reference
+from engines import wait_until
 from ppengine import LLM, EngineError, SamplingParams, StructuredOutputsParams
 from ppengine.common.config import profiles_dir
 from transformers import AutoTokenizer
@@ -127,9 +128,9 @@ def test_the_cached_part_of_a_prompt_is_counted(llm: LLM) -> None:
 
 def test_a_chat_without_an_engine_is_no_fault_of_its_messages() -> None:
     with LLM(str(TINY), gpu_memory_utilization=0.05) as one:
-        process = one.llm_engine._engine._process
+        folder = Path(one.llm_engine.run_dir)
         os.kill(one.llm_engine.supervisor_pid, signal.SIGKILL)
-        process.wait(30)
+        wait_until(lambda: not folder.exists(), "the gateway removes the run folder")
         with pytest.raises(EngineError, match="the engine ended without a message"):
             one.chat(CHAT)
 
