@@ -38,7 +38,7 @@ from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.recording import LinkState
-from ppengine.protocol.snapshot import Event, Latency, SloInfo, Why
+from ppengine.protocol.snapshot import Event, Latency, SloInfo, Verdict, Why
 from ppengine.protocol.stage_info import CordonInfo, StreamInfo
 from rich.cells import cell_len
 
@@ -240,6 +240,33 @@ def test_the_badge_of_a_serving_engine_is_its_fault(cause, badge):
     assert "DEGRADED" in text_of(banner.banner(picture, LIVE, 80))
     picture.engine.state, picture.verdicts = "serving", []
     assert "SERVING" in text_of(banner.banner(picture, LIVE, 80))
+
+
+@pytest.mark.parametrize("state", ["paused", "draining", "resizing"])
+@pytest.mark.parametrize("cause", ["store", "straggler", "non_finite"])
+def test_a_fault_with_which_steps_go_on_does_not_hide_the_state_of_a_verb(state, cause):
+    """An operator who sees `STORE` over requests that wait would look for the reason in the store."""
+    picture = snapshots.stuck()
+    picture.verdicts, picture.engine.state = picture.verdicts[:1], state
+    picture.verdicts[0].cause, picture.verdicts[0].root = cause, True
+    assert f"opt@n0  {state.upper()}  live" in text_of(banner.banner(picture, LIVE, 80))
+    assert f" {state.upper()} " in render.engine_line(picture)
+    picture.verdicts[0].cause = "stopped"
+    assert "opt@n0  STUCK  live" in text_of(banner.banner(picture, LIVE, 80))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_second_line_of_a_paused_engine_says_so_beside_the_fault_of_a_store(width):
+    picture = snapshots.snapshot()
+    picture.verdicts = [Verdict(stage=None, cause="store", summary="backend disk is full", since_s=9.0)]
+    line = banner.verdict_line(picture, LIVE, width)
+    assert text_of(line).startswith("! TIERS store 9.0s: backend disk is full")
+    assert {style for _, style in line.segs} == {"alert.warn"}, "requests go on"
+    assert (" STORE ", "chip.warn") in banner.banner(picture, LIVE, width).segs
+    picture.engine.state, picture.engine.message = "paused", "paused by eve; resume goes on"
+    line = text_of(banner.verdict_line(picture, LIVE, width))
+    assert line.startswith("  paused by eve; resume") and line.endswith("  ! TIERS store  d detail ")
+    assert width_of(line) == width
 
 
 def test_rates_name_their_window_and_go_with_the_core():

@@ -89,10 +89,13 @@ def root_verdict(snapshot: Snapshot) -> Verdict | None:
 def fault_word(snapshot: Snapshot) -> str:
     """Return the effect of a fault in a word; empty without one, and where the engine's state says it already.
 
-    A core that waits for a stuck stage says `serving`.
+    A core that waits for a stuck stage says `serving`. While steps go on, a state of an operator's verb comes first,
+    as `paused` and `draining`: it is the reason why requests wait.
     """
     verdict = root_verdict(snapshot)
     if verdict is None or not verdict.root or snapshot.engine.state in ("degraded", "stopped", "loading"):
+        return ""
+    if snapshot.engine.state != "serving" and verdict.cause not in (*STOPPING, *SUFFERERS):
         return ""
     return FAULT_WORDS.get(verdict.cause, "fault")
 

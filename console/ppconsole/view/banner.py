@@ -9,6 +9,7 @@ from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.verb_table import Role, covers
 
 from ppconsole.model.facts import (
+    FAULT_WORDS,
     REPLAY,
     REPLAY_END,
     brief_text,
@@ -110,7 +111,7 @@ def _rights_chip(link: Link) -> Seg:
 def _state_chip(snapshot: Snapshot) -> Seg:
     """Return the effect of a fault, or else the engine's state."""
     if word := fault_word(snapshot):
-        return f" {word.upper()} ", "chip.bad"
+        return f" {word.upper()} ", "chip.warn" if word == FAULT_WORDS["store"] else "chip.bad"
     state = snapshot.engine.state
     return f" {clean(state).upper()} ", ENGINE.get(state, "chip.info")
 
@@ -191,9 +192,13 @@ def verdict_line(snapshot: Snapshot | None, link: Link, width: int, history: Seq
         if unseen := unseen_stages(snapshot):
             return row((fit(f"! no samples of {unseen}: the agent may hang (l logs)", width), "alert.warn"))
         return calm(snapshot, width, history)
-    bad = verdict.root and verdict.cause != "undetermined"
+    bad = verdict.root and verdict.cause not in ("undetermined", "store")
     others = len(snapshot.verdicts) - 1
     tail = (f" +{others}" if others else "") + "  d detail "
+    engine = snapshot.engine
+    if verdict.cause == "store" and engine.message and engine.state != "serving":
+        tail = f"  ! {headline(verdict)}{tail}"
+        return row((fit(f"  {clean(engine.message)}", width - len(tail)) + tail, "alert.warn"))
     text = f"! {brief_text(verdict, snapshot)}"
     style = "alert" if bad else "alert.warn"
     return row((fit(text, width - len(tail)) + tail, style))
