@@ -118,11 +118,9 @@ async def test_a_full_disk_refuses_commands_by_name_and_nothing_else(folder: Pat
                 refusals = [end for end in ends if isinstance(end, Refused)]
                 assert ends[-len(refusals) :] == refusals, "those before had room in the last page of the log"
                 assert {(end.code, end.text.partition(": ")[0]) for end in refusals} == {
-                    ("FAILED", f"the audit log {engine.engine.run_dir}/audit.jsonl cannot be written")
+                    ("FAILED", "the audit log cannot be written")
                 }
-                assert refusals[-1].text.endswith(
-                    ": No space left on device; no command is carried out, except for stop"
-                )
+                assert refusals[-1].text.endswith("/audit.jsonl); no command is carried out, except for stop")
                 ran = await op.cli("explain")
                 assert ran.code == 10 and "disk_full" in ran.out and "df " in ran.out
             freed = time.monotonic()
@@ -236,11 +234,11 @@ async def test_a_full_disk_of_kept_files_alone_is_named_and_the_engine_serves(en
                 pass
         begun = time.monotonic()
         async with engine.operator() as op:
-            found = await op.until(has("disk_full", "(folder of kept files)"), "the folder is named")
+            found = await op.until(has("disk_full", "folder of kept files"), "the folder is named")
             print(f"\nfull disk of kept files: named after {time.monotonic() - begun:.1f} s")
             (verdict,) = [one for one in found.verdicts if one.cause == "disk_full"]
             size = os.statvfs(kept).f_blocks * os.statvfs(kept).f_frsize
-            assert verdict.summary.startswith(f"no room in {kept} (folder of kept files): ")
+            assert verdict.summary.startswith("no room in the folder of kept files, ")
             assert verdict.evidence[0] == f"{kept} (folder of kept files): 0 B free of {size:,} B"
             name = await op.submit(PROMPT, max_tokens=100)
             assert len((await op.output(name))[0]) == 100

@@ -67,7 +67,7 @@ def test_full_folders_are_one_verdict_with_each_of_them() -> None:
     disks = tuple(Shortage(kind="disk", where=f"/run/{name} (x)", figure="0 B free of 9 B") for name in "ab")
     (verdict,) = diagnose(evidence([stage(0), stage(1)], shortages=disks))
     assert (verdict.stage, verdict.cause) == (None, "disk_full")
-    assert verdict.summary == "no room in /run/a (x): 0 B free of 9 B"
+    assert verdict.summary == "no room in the x, 0 B free of 9 B: /run/a"
     assert verdict.evidence[:2] == ["/run/a (x): 0 B free of 9 B", "/run/b (x): 0 B free of 9 B"]
     assert verdict.suggest.startswith("df /run/a;")
 

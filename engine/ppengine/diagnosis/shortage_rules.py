@@ -31,11 +31,12 @@ def _out_of_files(one: Shortage) -> Verdict:
 
 
 def _disk_full(disks: list[Shortage]) -> Verdict:
+    path, _, use = disks[0].where.rstrip(")").rpartition(" (")
     return Verdict(
         stage=None,
         cause="disk_full",
-        summary=f"no room in {disks[0].where}: {disks[0].figure}",
+        summary=f"no room in the {use}, {disks[0].figure}: {path}",
         since_s=max(one.since_s for one in disks),
         evidence=[*(f"{one.where}: {one.figure}" for one in disks), _GOES_ON, _REFUSED],
-        suggest=f"df {disks[0].where.partition(' (')[0]}; make room there, the engine goes on by itself",
+        suggest=f"df {path}; make room there, the engine goes on by itself",
     )

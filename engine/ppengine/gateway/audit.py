@@ -32,6 +32,11 @@ ENDS = frozenset({"applied", "failed", "superseded", "planned", "refused", "unkn
 """Outcomes after which a command has no other."""
 
 
+def _failure(path: Path, error: OSError) -> AuditError:
+    """Return the error with its reason before the path: a row of 80 columns ends with a long path."""
+    return AuditError(f"the audit log cannot be written: {error.strerror} ({path})")
+
+
 def audit_file(run_dir: Path) -> Path:
     """Return the path of an engine's log."""
     return run_dir / "audit.jsonl"
@@ -96,7 +101,7 @@ class AuditLog:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._files.append((path, os.open(path, _FLAGS, 0o600)))
             except OSError as error:
-                raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+                raise _failure(path, error) from None
         with contextlib.suppress(AuditError):
             self._keep_reserve()
 
@@ -134,7 +139,7 @@ class AuditLog:
                     self._reserve.unlink()
                     _append(descriptor, line)
             except OSError as error:
-                raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+                raise _failure(path, error) from None
 
     def _keep_reserve(self) -> None:
         """Take the reserve, unless it is there. Raises AuditError."""
@@ -149,7 +154,7 @@ class AuditLog:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._reserve.unlink(missing_ok=True)
-            raise AuditError(f"the audit log {self._files[0][0]} cannot be written: {error.strerror}") from None
+            raise _failure(self._files[0][0], error) from None
 
     def close(self) -> None:
         """Close the files."""
@@ -166,13 +171,13 @@ def _present(path: Path, descriptor: int) -> int:
         lines = Path(f"/proc/self/fd/{descriptor}").read_bytes()
         fresh = os.open(path, _FLAGS, 0o600)
     except OSError as error:
-        raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+        raise _failure(path, error) from None
     try:
         _append(fresh, lines)
     except OSError as error:
         os.close(fresh)
         path.unlink(missing_ok=True)
-        raise AuditError(f"the audit log {path} cannot be written: {error.strerror}") from None
+        raise _failure(path, error) from None
     os.close(descriptor)
     return fresh
 
