@@ -126,7 +126,7 @@ def test_a_removed_backend_is_forgotten_after_its_calls():
     world.lose_stage()
     world.submit(PROMPT, name="r", max_tokens=1)
     answers = world.say(StoreRemove(backend="nvme0"))
-    assert "waits for 1 calls" in answers[-1].text
+    assert "waits for 1 call of " in answers[-1].text
     assert world.engine.reporter.build().tiers.backends == []
     assert isinstance(world.say(StoreAdd(backend="nvme0", kind="memory"))[-1], Refused)
     world.answer_all()

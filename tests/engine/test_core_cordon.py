@@ -140,7 +140,7 @@ def test_a_drain_that_a_cordon_holds_up_says_so() -> None:
     world.say(Cordon(stage=1))
     world.run()
     (_, deferred) = world.say(Drain())
-    assert deferred.text == f"waits for 1 requests; {BY_EVE}"
+    assert deferred.text == f"waits for 1 request; {BY_EVE}"
 
 
 def test_a_cordoned_stage_that_dies_stays_down_until_it_is_restarted() -> None:

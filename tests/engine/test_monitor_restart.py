@@ -122,6 +122,19 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypa
     )
 
 
+@pytest.mark.parametrize(("since_s", "age"), [(6.42, "6.4s"), (209.4, "3m29"), (7800.0, "2h10")])
+def test_the_end_of_a_long_verdict_has_its_time_as_the_screens_write_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, since_s: float, age: str
+) -> None:
+    found = [Verdict(stage=None, cause="store", summary="backend disk is full", since_s=since_s)]
+    monkeypatch.setattr(collector, "diagnose", lambda evidence: list(found))
+    rig.roots()
+    found.clear()
+    rig.roots()
+    cleared = next(event.text for event in rig.events if event.kind == "verdict.cleared")
+    assert cleared == f"over: store, reported for {age}: backend disk is full"
+
+
 def test_the_root_is_the_last_of_the_events_of_one_fault(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of two lines has the root then, and not what follows from it."""
     root = Verdict(stage=1, cause="stopped", summary="stopped", since_s=1.0)

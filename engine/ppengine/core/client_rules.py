@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ppengine.core import ownership
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan
+from ppengine.core.plans import CommandError, Plan, counted
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command
@@ -126,14 +126,14 @@ class ClientRules:
         if client not in self._rules and not found:
             raise CommandError("NOT_FOUND", f"client {client} has no open request{self._meant(client)}")
         owners = ownership.check_all(self._members(client), command)
-        line = f"abort {len(found)} requests of client {client} and close its streams"
+        line = f"abort {counted(len(found), 'request')} of client {client} and close its streams"
         rule = self._changed(client)
 
         def begin(operation: Operation) -> None:
             # Operations are counted over all cores, so that a later kick has a greater number.
             self._kicked[client] = self._clock() + KICK_S
             self._keep(replace(rule, kick=self._operations.count))
-            text = f"{len(found)} requests of client {client} aborted"
+            text = f"{counted(len(found), 'request')} of client {client} aborted"
             self._requests.abort_each(
                 self._members(client), command.by, lambda: self._operations.end(operation, "applied", text)
             )
@@ -162,7 +162,7 @@ class ClientRules:
             self._keep(replace(self._rules[client], kick=0))
         for client, operation in list(self._drains.items()):
             if count := len(self._open(client)):
-                self._operations.defer(operation, f"waits for {count} requests of client {client}")
+                self._operations.defer(operation, f"waits for {counted(count, 'request')} of client {client}")
             else:
                 del self._drains[client]
                 text = "; ".join([f"drained: client {client} has no request left", *self._unseen(client)])

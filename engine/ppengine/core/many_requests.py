@@ -14,7 +14,7 @@ from ppengine.core import ownership
 from ppengine.core.health import Health
 from ppengine.core.live_requests import SLICE
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan
+from ppengine.core.plans import CommandError, Plan, counted
 from ppengine.core.request_verbs import Effects, RequestVerbs, reported
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request
@@ -90,7 +90,7 @@ class ManyRequests:
         Only a dry run shows lines and figures, so only for one they are computed: of a thousand requests that is as
         much work as the verbs themselves.
         """
-        target = f"{len(many.verbs)} requests"
+        target = counted(len(many.verbs), "request")
         if not command.dry_run:
             self._health.require()
             return Plan([], lambda operation: self._begin(many, operation, command), target=target)
@@ -220,14 +220,14 @@ def _end_text(run: _Run) -> str:
     gone = set(run.ended)
     others = [each.request for each in run.conflicts if each.request not in gone]
     ended, refused = _some(run.ended, _CONFLICTS_SHOWN), _some(others, _CONFLICTS_SHOWN)
-    text = f"{run.applied} of {run.count} requests" + (f"; ended meanwhile: {ended}" if ended else "")
+    text = f"{run.applied} of {counted(run.count, 'request')}" + (f"; ended meanwhile: {ended}" if ended else "")
     return text + (f"; not: {refused}" if refused else "")
 
 
 def _lines(many: Many, draft: _Draft, free: Room, block_bytes: int) -> list[str]:
     """Return the plan in words: count, fate of the requests, sums, first ids. `block_bytes`: of one in all stages."""
     verb, sums, count = many.verbs[0], draft.sums, len(draft.ids)
-    lines = [f"{label_of(many)} {count} of {len(many.verbs)} requests"]
+    lines = [f"{label_of(many)} {count} of {counted(len(many.verbs), 'request')}"]
     if draft.conflicts:
         lines[0] += f"; {len(draft.conflicts)} cannot be done"
     if not count:

@@ -230,7 +230,7 @@ class Recovery:
                 record.loss.due = None
         self._commit()
         self._tracker.reset()
-        names = " and ".join(record.name for record in restarted)
+        names = joined([record.name for record in restarted])
         why = f"{names} {'was' if len(restarted) == 1 else 'were'} restarted" if restarted else self._stages.loss
         places = tuple(record.place for record in restarted)
         self._note(
@@ -347,3 +347,9 @@ class Recovery:
                 record.loss.due = None
         for operation in self._operations.live:
             self._operations.end(operation, "failed", f"{why}; how far it came is not known")
+
+
+def joined(names: list[str]) -> str:
+    """Return `stage 0`, `stage 0 and stage 1`, or `stage 0, stage 1 and stage 2`."""
+    *others, last = names or [""]
+    return f"{', '.join(others)} and {last}" if others else last

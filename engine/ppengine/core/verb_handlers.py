@@ -20,7 +20,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan
+from ppengine.core.plans import CommandError, Plan, counted
 from ppengine.core.recovery import Recovery
 from ppengine.core.refusals import REFUSALS, code_of
 from ppengine.core.request_verbs import RequestVerbs
@@ -55,6 +55,7 @@ from ppengine.protocol.verbs import (
 
 ATTENDED_MOST = 1000
 """Requests noted with their console, before those that have ended are dropped."""
+_NOT_PAUSED = "nothing to do: the engine is not paused"
 
 
 @dataclass(eq=False)
@@ -215,14 +216,14 @@ class Commands:
         self._backends.settle()
         if self._idle is not None:
             if running := _running(scheduler):
-                self._operations.defer(self._idle, f"waits for {running} running requests")
+                self._operations.defer(self._idle, f"waits for {counted(running, 'running request')}")
             else:
                 self._operations.end(self._idle, "applied", "paused: nothing runs")
                 self._idle = None
         if self._drain is not None:
             if left_over := len(self._requests.live()):
                 cordoned = f"; {cordons}" if (cordons := self._stages.cordons) else ""
-                self._operations.defer(self._drain, f"waits for {left_over} requests{cordoned}")
+                self._operations.defer(self._drain, f"waits for {counted(left_over, 'request')}{cordoned}")
             else:
                 self._operations.end(self._drain, "applied", "drained: no request left")
                 self._drain = None
@@ -257,8 +258,8 @@ class Commands:
         owners = ownership.check_all(requests, command) if verb.mode == "abort" else {}
         line = {
             "wait": f"finish {running} running, start none of {live - running} others",
-            "keep": f"stop scheduling; {live} requests keep their blocks",
-            "abort": f"abort {live} requests and stop scheduling",
+            "keep": f"stop scheduling; {counted(live, 'request')} with all blocks",
+            "abort": f"abort {counted(live, 'request')} and stop scheduling",
         }[verb.mode]
 
         def begin(operation: Operation) -> None:
@@ -270,19 +271,22 @@ class Commands:
                 self._idle = operation
                 self.settle()
             else:
-                self._operations.end(operation, "applied", line)
+                text = "paused: nothing runs" if verb.mode == "wait" else line
+                self._operations.end(operation, "applied", text)
 
         return Plan([line, *ownership.lines(owners)], begin, target=verb.mode, owners=owners)
 
     def _plan_resume(self, verb: Resume, command: Command) -> Plan:
         scheduler = self._health.require().scheduler
+        again = f"schedule again: {counted(len(self._requests.live()), 'request')}"
 
         def begin(operation: Operation) -> None:
+            text = "scheduling again" if scheduler.paused_by else _NOT_PAUSED
             self._supersede_pause(f"resumed by {command.by}")
             scheduler.resume()
-            self._operations.end(operation, "applied", "scheduling again")
+            self._operations.end(operation, "applied", text)
 
-        return Plan([f"schedule again: {len(self._requests.live())} requests"], begin)
+        return Plan([again if scheduler.paused_by else _NOT_PAUSED], begin)
 
     def _supersede_pause(self, why: str) -> None:
         if self._idle is not None:
@@ -309,10 +313,10 @@ class Commands:
         left = len(self._requests.live())
 
         def begin(operation: Operation) -> None:
-            self._operations.end(operation, "applied", f"stopping; {left} requests unfinished")
+            self._operations.end(operation, "applied", f"stopping; {counted(left, 'request')} unfinished")
             self._health.leave(f"stop by {command.by}")
 
-        line = f"stop the engine; {left} requests end unfinished" if left else "stop the engine; it is idle"
+        line = f"stop the engine; {counted(left, 'request')} unfinished" if left else "stop the engine; it is idle"
         return Plan([line], begin, target=self._config.name)
 
 

@@ -18,6 +18,7 @@ from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.diagnosis.neighbours import with_neighbours
+from ppengine.diagnosis.phrases import duration, seconds
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tier_evidence import TierEvidence
 from ppengine.diagnosis.tier_history import TierHistory, is_store
@@ -251,7 +252,8 @@ class Collector:
                 self._events.say("verdict.raised", f"{verdict.cause}: {verdict.summary}", stage=verdict.stage)
         for key, verdict in before.items():
             if key not in after:
-                text = f"over: {verdict.cause}, reported for {verdict.since_s:.1f}s: {verdict.summary}"
+                age = seconds(verdict.since_s) if verdict.since_s < 60 else duration(verdict.since_s)
+                text = f"over: {verdict.cause}, reported for {age}: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
         return self._note_stages() or before.keys() != after.keys()
 

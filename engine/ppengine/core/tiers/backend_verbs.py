@@ -8,7 +8,7 @@ from functools import partial
 
 from ppengine.common.tier_config import BACKENDS_MOST, BackendConfig
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan
+from ppengine.core.plans import CommandError, Plan, counted
 from ppengine.core.tiers.backends import Backend
 from ppengine.core.tiers.jobs import Job
 from ppengine.core.tiers.open_pools import FIRST
@@ -97,7 +97,7 @@ class BackendVerbs:
                 self._operations.end(operation, "applied", f"{name} is read, and gets nothing new")
         for name, operation in list(self._leaving.items()):
             if left := self._desk.jobs.about(name):
-                self._operations.defer(operation, f"waits for {left} calls of {name}")
+                self._operations.defer(operation, f"waits for {counted(left, 'call')} of {name}")
             else:
                 del self._leaving[name]
                 self._operations.end(operation, "applied", f"{name} is removed; its chunks stay where they are")
