@@ -77,6 +77,14 @@ async def test_the_screens_tell_it(name):
         assert re.search("ledger +ON", text) and all(each in text for each in found), text
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_no_event_of_a_sample_is_reported_as_lost(cli, name):
+    ran = cli("replay", "--sample", name)
+    assert ran.code == 0 and "link.gap" not in ran.out and "--:--:--" not in ran.out
+    numbers = [int(line.split()[1]) for line in ran.out.splitlines() if re.match(r"\d\d:\d\d:\d\d +\d+ ", line)]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
 def test_samples_by_name(cli):
     assert set(cli("replay", "--sample", "list").out.split()) == set(TOLD)
     assert {path.stem for path in SAMPLES.glob("*.ppr")} == set(TOLD)

@@ -8,7 +8,9 @@ what the ledger says of it is shown from the third second on, by the verdict's o
 from __future__ import annotations
 
 import asyncio
+import copy
 import gzip
+import itertools
 import os
 import signal
 import sys
@@ -33,6 +35,10 @@ from ppengine.protocol.reports import Finding
 from ppengine.protocol.snapshot import Event, Snapshot, Verdict
 from ppengine.protocol.stage_info import StreamInfo
 from ppengine.stage.ledger.ledger import Ledger
+
+sys.path.append(str(Path(__file__).parent.parent / "engine"))
+
+from operators import Operator
 from serving import Served
 
 from profiles import small
@@ -53,7 +59,8 @@ class Overlay:
         INCIDENTS[name](FakeRuntime(self._ledger), False)
         self.findings = self._ledger.troubles.findings()
         self._began = time.monotonic()
-        self._events = 0
+        self._events, self._last = 0, 0
+        """Events that were added, and the number of the newest one that was written."""
         self.newest: Snapshot | None = None
 
     @property
@@ -72,10 +79,15 @@ class Overlay:
     def take(self, update: Update) -> None:
         """Write one update with what is added."""
         if isinstance(update, Snapshot):
+            # The link keeps its own: it would ask the engine for the events that are added here, and report a gap.
+            update = copy.deepcopy(update)
             update.engine.checks.ledger = True
             if self.age_s >= 0:
                 self._add(update)
             self.newest = update
+        elif isinstance(update, Event):
+            update = msgspec.structs.replace(update, seq=update.seq + self._events)
+            self._last = update.seq
         self._recorder.write(update)
 
     def _add(self, picture: Snapshot) -> None:
@@ -90,9 +102,8 @@ class Overlay:
             lines = [(f"check.{each.cause}", each.summary) for each in self.findings]
             lines += [("verdict.raised", f"{each.cause}: {each.summary}") for each in picture.verdicts]
             for kind, text in lines:
-                self._events += 1
-                seq = picture.event_seq + self._events
-                self._recorder.write(Event(seq=seq, wall=time.time(), kind=kind, text=text, stage=self.stage))
+                self._events, self._last = self._events + 1, self._last + 1
+                self._recorder.write(Event(seq=self._last, wall=time.time(), kind=kind, text=text, stage=self.stage))
         picture.event_seq += self._events
 
 
@@ -110,7 +121,7 @@ async def record(engine: Served, name: str, path: Path) -> None:
                 recorder.write(update)
                 watcher.see(update)
 
-        link = EngineLink(engine.record, find=lambda: engine.record, user="eve", slow=True, backlog=8)
+        link = EngineLink(engine.record, find=lambda: engine.record, user="eve", slow=True, backlog=16)
         await link.start(take)
         asking = asyncio.create_task(watcher.run(link))
         try:
@@ -145,6 +156,13 @@ async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
         await asyncio.sleep(1.0)
 
 
+async def _feed(op: Operator) -> None:
+    """Let about four requests run up to the end of the recording; each takes two seconds or more."""
+    for prompt in itertools.cycle(["The old clock", "A river", "She said", "In the north"]):
+        await op.submit(prompt, max_tokens=900)
+        await asyncio.sleep(0.6)
+
+
 async def main(names: list[str]) -> None:
     """Serve an engine for each sample, and record it."""
     sections: dict[str, Any] = {
@@ -156,8 +174,12 @@ async def main(names: list[str]) -> None:
         profile = small(profiles_dir() / "models" / "tiny", stages=STAGES, name=name, **sections)
         with Served(profile) as engine:
             async with engine.operator("alice") as op:
-                await op.submit_all(["The old clock", "A river", "She said", "In the north"], max_tokens=900)
-                await record(engine, name, SAMPLES / f"{name}.ppr")
+                feeding = asyncio.create_task(_feed(op))
+                try:
+                    await asyncio.sleep(1.5)
+                    await record(engine, name, SAMPLES / f"{name}.ppr")
+                finally:
+                    feeding.cancel()
 
 
 if __name__ == "__main__":
