@@ -86,15 +86,19 @@ def test_limits_are_a_column_while_a_key_has_one() -> None:
 
 def test_objectives_are_below_the_rows() -> None:
     slo = SloInfo(ttft_ms=200.0, itl_ms=50.0, finished=312, met=303, ttft_missed=7, itl_missed=4, goodput=303 / 312)
-    blank, line = clients_page.slo_row(Latency(slo=slo), 80)
+    blank, line = clients_page.slo_rows(Latency(slo=slo), 80)
     assert not text_of(blank).strip()
     assert text_of(line).rstrip() == (
         "  SLO 97% of 312 requests of 5 min: ttft 200ms missed by 7, itl 50ms missed by 4"
     )
+    slo.ttft_missed, slo.itl_missed = 17, 14
+    lines = clients_page.slo_rows(Latency(slo=slo), 80)[1:]
+    assert " ".join(text_of(line).strip() for line in lines).endswith("missed by 17, itl 50ms missed by 14"), "not cut"
+    assert all(width_of(text_of(line)) <= 80 and text_of(line).startswith("  ") for line in lines) and len(lines) == 2
     only = SloInfo(itl_ms=50.0)
-    (_, line) = clients_page.slo_row(Latency(slo=only), 80)
+    (_, line) = clients_page.slo_rows(Latency(slo=only), 80)
     assert text_of(line).rstrip() == "  SLO - of 0 requests of 5 min: itl 50ms missed by 0"
-    assert clients_page.slo_row(Latency(), 80) == []
+    assert clients_page.slo_rows(Latency(), 80) == []
 
 
 async def test_enter_shows_the_requests_of_the_key() -> None:

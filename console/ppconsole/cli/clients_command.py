@@ -21,12 +21,12 @@ def clients_command(common: Common) -> None:
     The busiest is first. `ppconsole help TTFT99` explains a column.
     """
     from ppconsole.view.cells import text_of
-    from ppconsole.view.clients_page import rows, slo_row
+    from ppconsole.view.clients_page import rows, slo_rows
 
     snapshot = run(lambda: one_snapshot(common))
     if common.json:
         print_json(snapshot.clients)
     else:
         width = max(_LEAST, shutil.get_terminal_size((_PIPED, 24)).columns)
-        shown = [*rows(snapshot.clients, width), *slo_row(snapshot.latency, width)]
+        shown = [*rows(snapshot.clients, width), *slo_rows(snapshot.latency, width)]
         click.echo("\n".join(text_of(line).rstrip() for line in shown))

@@ -50,7 +50,7 @@ class ClientsScreen(Reader):
         if snapshot is None:
             return [row(("  waiting for the first sample", "dim"))]
         found = clients_page.rows(snapshot.clients, width, self.selected().client)
-        return [*found, *clients_page.slo_row(snapshot.latency, width)]
+        return [*found, *clients_page.slo_rows(snapshot.latency, width)]
 
     def action_scroll(self, by: int) -> None:
         """Move the selection, and the rows with it as far as needed."""

@@ -23,6 +23,7 @@ from ppconsole.view.cells import (
     table_row,
     text_of,
     width_of,
+    wrap,
 )
 
 NO_CLIENTS = "no HTTP clients: serve PROFILE --http"
@@ -79,10 +80,10 @@ def rows(clients: Sequence[ClientInfo], width: int, selected: str | None = None)
     ]
 
 
-def slo_row(latency: Latency, width: int) -> list[Row]:
-    """Return a blank row and one with the objectives of the profile; nothing without an objective."""
+def slo_rows(latency: Latency, width: int) -> list[Row]:
+    """Return a blank row and the objectives of the profile, in two rows if need be; nothing without an objective."""
     text = figures.slo_text(latency)
-    return [EMPTY, clip(row((f"  {text}", "dim")), width)] if text else []
+    return [EMPTY, *(row((f"  {line}", "dim")) for line in wrap(text, width - 2))] if text else []
 
 
 def row_of(clients: Sequence[ClientInfo], key: str | None) -> int:
