@@ -73,6 +73,11 @@ def test_why_of_a_step_in_flight_names_the_stage_that_is_stuck() -> None:
     assert wording.stuck_at(picture) == "", "steps go on"
     picture.verdicts[0].cause, picture.verdicts[0].stage = "core", None
     assert wording.stuck_at(picture) == "core stuck"
+    picture.engine.state, picture.engine.message = (
+        "degraded",
+        "the engine core (pid 7) ended, killed by SIGKILL, and is restarted",
+    )
+    assert wording.stuck_at(picture) == "core ended", "a killed core is not stuck: its successor comes"
 
 
 def test_a_stage_has_state_operation_verdict_wait_and_cordon_in_words() -> None:

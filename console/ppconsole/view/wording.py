@@ -144,7 +144,10 @@ def stuck_at(snapshot: Snapshot) -> str:
     if verdict is None or not verdict.root or verdict.cause not in STOPPING or serves_again(verdict, snapshot):
         return ""
     if verdict.stage is None:
-        return f"{place(verdict).lower()} stuck"
+        engine = snapshot.engine
+        # The gateway says so of a core that has ended; one that hangs leaves its last state and message.
+        ended = verdict.cause == "core" and engine.state == "degraded" and engine.message.startswith("the engine core ")
+        return f"{place(verdict).lower()} {'ended' if ended else 'stuck'}"
     name = short(Place(verdict.stage, verdict.rank), ranked=True) if verdict.rank is not None else str(verdict.stage)
     return f"stage {name} {verdict.cause}"
 
