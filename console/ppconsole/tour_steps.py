@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import cycle
 from typing import NamedTuple
 
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.verbs import Submit
 
 from ppconsole.model.facts import root_verdict
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
@@ -17,6 +22,8 @@ PROMPTS = ("Once upon a time", "The little fox", "In the morning the old man", "
 _TOKENS = 900
 _BUSY = 3
 """Requests that run while something is changed."""
+_FEED_S = 0.3
+"""Seconds from one look at their number to the next."""
 
 
 class Step(NamedTuple):
@@ -52,14 +59,15 @@ async def _load(tour: TourApp) -> str:
 async def _break(tour: TourApp) -> str:
     tour.say(f"Now a fault: SIGSTOP for stage {STAGE}. As every verb, it shows its plan first.")
     await _keep_busy(tour)
-    await tour.enter(":", f"fault sigstop --stage {STAGE}")
-    await tour.confirm()
+    async with _load_behind(tour):
+        await tour.enter(":", f"fault sigstop --stage {STAGE}")
+        await tour.confirm()
     tour.say(f"Output stops. The banner is red: it names stage {STAGE} and the cause.")
     await tour.until(lambda: _root(tour) is not None, "verdict")
     verdict = _root(tour)
     if verdict is None or (verdict.stage, verdict.cause) != (STAGE, "stopped"):
         raise DidNotHappen(f"stage {STAGE} was stopped, the verdict is {verdict}")
-    return f"{verdict.cause} stage {verdict.stage}: {verdict.summary}"
+    return f"{verdict.cause} stage {verdict.stage} with {tour.snapshot.queues.running} running: {verdict.summary}"
 
 
 async def _diagnose(tour: TourApp) -> str:
@@ -124,13 +132,33 @@ async def _keep_busy(tour: TourApp) -> None:
     await tour.until(lambda: tour.snapshot.queues.running > 0, "request that runs")
 
 
+@asynccontextmanager
+async def _load_behind(tour: TourApp) -> AsyncIterator[None]:
+    """Keep requests running without keys: to type a verb and read its plan takes longer than an answer."""
+    feeding = asyncio.create_task(_feed(tour))
+    try:
+        yield
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def _feed(tour: TourApp) -> None:
+    sampling = SamplingParams(max_tokens=_TOKENS, ignore_eos=True)
+    for prompt in cycle(PROMPTS):
+        if tour.snapshot.queues.running < _BUSY:
+            await tour.source.command(Submit(prompt=prompt, sampling=sampling))
+        await asyncio.sleep(_FEED_S)
+
+
 async def _set_memory(tour: TourApp, utilization: float) -> None:
     """Change the memory under load through its dialog, and wait until all stages have it."""
     await _keep_busy(tour)
-    await tour.press("m")
-    await tour.until(lambda: isinstance(tour.screen, MemoryDialog) and tour.focused is not None, "memory dialog")
-    await tour.press("ctrl+u", *f"{utilization:g}", "enter")
-    await tour.confirm()
+    async with _load_behind(tour):
+        await tour.press("m")
+        await tour.until(lambda: isinstance(tour.screen, MemoryDialog) and tour.focused is not None, "memory dialog")
+        await tour.press("ctrl+u", *f"{utilization:g}", "enter")
+        await tour.confirm()
     await tour.until(
         lambda: abs(tour.snapshot.engine.memory_utilization - utilization) < 1e-6, f"utilization {utilization:g}", 60.0
     )

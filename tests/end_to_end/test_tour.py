@@ -99,7 +99,8 @@ def test_each_step_of_the_tour_happens_in_the_engine(folder: Path) -> None:
     report = json.loads(tour.text[tour.text.index('{"steps"') :].splitlines()[0])
     assert [step["name"] for step in report["steps"]] == STEPS and report["failure"] == ""
     facts = {step["name"]: step["fact"] for step in report["steps"]}
-    assert "stopped stage 1" in facts["break"] and "continue 1" in facts["diagnose"]
+    assert re.match(r"stopped stage 1 with [1-9]\d* running: ", facts["break"]), "output that stops"
+    assert "continue 1" in facts["diagnose"]
     assert "0.9 to 0.45" in facts["halve"] and "0.45 to 0.9" in facts["undo"]
     placed = re.sub(r"\x1b\[\d+;\d+H", "\n", tour.text)  # Else the end of a row meets the begin of another.
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", placed)
