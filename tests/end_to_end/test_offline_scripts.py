@@ -131,7 +131,7 @@ def test_a_chat_without_an_engine_is_no_fault_of_its_messages() -> None:
         folder = Path(one.llm_engine.run_dir)
         os.kill(one.llm_engine.supervisor_pid, signal.SIGKILL)
         wait_until(lambda: not folder.exists(), "the gateway removes the run folder")
-        with pytest.raises(EngineError, match="the engine ended without a message"):
+        with pytest.raises(EngineError, match="the supervisor of the engine was killed by SIGKILL"):
             one.chat(CHAT)
 
 

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from ppengine.common import lifeline
+from ppengine.common.child_process import signal_name
 from ppengine.common.config import Profile
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import FromFront, StateAnswer, StateQuery
@@ -154,6 +155,9 @@ class LocalEngine:
     def _last_error(self) -> str:
         if self._errors.closed:
             return "the engine was closed"
+        if (code := self._process.poll()) is not None and code < 0:
+            # Its last line is of an earlier moment, such as `serving`.
+            return f"the supervisor of the engine was killed by {signal_name(-code)}"
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
