@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import snapshots
+from ppconsole.screens import confirm
 from ppconsole.screens.confirm import Confirm
 from ppengine.protocol.control import Conflict, Outcome
 from ppengine.protocol.verbs import Abort, Many, Preempt, Priority
@@ -214,6 +215,15 @@ async def test_the_rest_goes_on_without_the_conflicts() -> None:
         (sent,) = rig.source.acted()
         assert (sent.requests, sent.revisions) == ([NAMES[0], NAMES[2]], [0, 2])
         assert any("swap-out 2 requests: applied" in note.text for note in rig.app.notes)
+
+
+async def test_the_button_is_as_wide_as_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with console(plans={"many": planned(2)}) as rig:
+        await rig.pilot.press("space", "space")
+        dialog = await rig.confirm("p")
+        monkeypatch.setattr(confirm, "label_of", lambda verb: "preempt many requests")
+        dialog._buttons()
+        await rig.until(lambda: "Do it: preempt many requests" in rig.screen())
 
 
 async def test_look_again_takes_the_present_revisions() -> None:

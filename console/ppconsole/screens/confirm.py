@@ -172,7 +172,10 @@ class Confirm(ModalScreen[None]):
         what = "it"
         if possible is not None and possible is not self.verb:
             what = f"the other {len(commands.requests_of(possible))}"
-        confirm.label = f"{'Override' if self._reason() else 'Do'} {what}: {label_of(self.verb)}"
+        label = f"{'Override' if self._reason() else 'Do'} {what}: {label_of(self.verb)}"
+        if str(confirm.label) != label:
+            confirm.label = label
+            confirm.refresh(layout=True)  # Textual keeps the width of a button whose label changes.
         conflicts = isinstance(self._answer, Outcome) and bool(self._answer.conflicts)
         self.query_one("#again", Button).set_class(not (self._trouble or conflicts), "hidden")
 
