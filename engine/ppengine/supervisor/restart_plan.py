@@ -52,6 +52,10 @@ class RestartPlan:
         """Plan another try for a process that could not be started."""
         self._due[role] = time.monotonic() + AGAIN_S
 
+    def waits(self, role: str) -> bool:
+        """Return whether a planned start of a process has not come."""
+        return time.monotonic() < self._due.get(role, 0.0)
+
     def take_due(self) -> list[str]:
         """Return the roles whose time has come; they are planned no more."""
         now = time.monotonic()

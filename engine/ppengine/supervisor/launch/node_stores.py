@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Collection
 from pathlib import Path
 
 from ppengine.common.child_process import Child, spawn, until
 from ppengine.supervisor.claims import end_noted, note
-from ppengine.supervisor.process_deaths import HELPER_AGAIN_S, ProcessDeaths
+from ppengine.supervisor.restart_plan import RestartPlan
 
 StoreNews = tuple[str, int, int | None, str]
 """Role, pid, exit code and detail; without an exit code the store has started. Builtin types, as Ray brings them."""
 LEAVE_S = 1.0
 """Seconds for a store that ends in order."""
-AGAIN_S = 1.0
-"""Seconds until a start is tried again for which there was no descriptor or process."""
 
 
 class NodeStores:
@@ -25,9 +22,7 @@ class NodeStores:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._children: dict[str, Child] = {}
-        self._deaths: dict[str, ProcessDeaths] = {}
-        self._due: dict[str, float] = {}
-        """Time at which a store is started again, by role."""
+        self._restarts = RestartPlan()
         self._over = False
 
     def clear(self) -> None:
@@ -43,12 +38,11 @@ class NodeStores:
                 del self._children[role]
                 child.close()
                 news.append((role, info.pid, info.exit_code, info.detail))
-                delay = self._deaths.setdefault(role, ProcessDeaths()).note(now := time.monotonic())
-                self._due[role] = now + (HELPER_AGAIN_S if delay is None else delay)
+                self._restarts.helper_ended(role)
             elif role not in roles:
                 child.kill()
         for role in roles:
-            if role not in self._children and time.monotonic() >= self._due.get(role, 0.0) and not self._over:
+            if role not in self._children and not self._restarts.waits(role) and not self._over:
                 self._start(role, news)
         return news
 
@@ -57,7 +51,7 @@ class NodeStores:
         try:
             child = spawn("ppengine.store", arguments, log=self._folder / f"{role}.log")
         except OSError:
-            self._due[role] = time.monotonic() + AGAIN_S
+            self._restarts.try_again(role)
             return
         self._children[role] = child
         news.append((role, child.pid, None, ""))
