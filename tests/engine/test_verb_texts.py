@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_world import CoreWorld
-from ppengine.core.plans import counted
+from ppengine.common.sizes import counted
 from ppengine.core.recovery import joined
 from ppengine.protocol.control import Outcome
 from ppengine.protocol.verbs import Abort, Drain, Many, Pause, Resume, Stop, Verb

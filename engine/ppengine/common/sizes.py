@@ -1,4 +1,4 @@
-"""Bytes as text."""
+"""Bytes and counts as text."""
 
 from __future__ import annotations
 
@@ -9,3 +9,8 @@ def size_text(size: int) -> str:
         if abs(size) < 2 ** (shift + 10):
             return f"{size / 2**shift:.1f} {unit}"
     return f"{size / 2**30:.1f} GiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 request`, `2 requests`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

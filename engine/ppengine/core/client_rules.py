@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from ppengine.common.sizes import counted
 from ppengine.core import ownership
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan, counted
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.clients import ClientRule
 from ppengine.protocol.control import Command

@@ -9,12 +9,12 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ppengine.common.sizes import size_text
+from ppengine.common.sizes import counted, size_text
 from ppengine.core import ownership
 from ppengine.core.health import Health
 from ppengine.core.live_requests import SLICE
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan, counted
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.request_verbs import Effects, RequestVerbs, reported
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.core.scheduler.request import Request

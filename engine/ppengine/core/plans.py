@@ -34,8 +34,3 @@ class Plan:
     """Requests of a verb on several to which it does not apply."""
     owners: dict[str, int] = field(default_factory=dict)
     """Number of requests of other keys, by the name of the key."""
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 request`, `2 requests`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

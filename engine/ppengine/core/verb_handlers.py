@@ -9,6 +9,7 @@ from typing import Any, get_args
 import msgspec
 
 from ppengine.common.config import EngineConfig
+from ppengine.common.sizes import counted
 from ppengine.core import ownership
 from ppengine.core.answers import Answers
 from ppengine.core.client_rules import ClientRules
@@ -20,7 +21,7 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan, counted
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.recovery import Recovery
 from ppengine.core.refusals import REFUSALS, code_of
 from ppengine.core.request_verbs import RequestVerbs

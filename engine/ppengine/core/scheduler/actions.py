@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppengine.common.profile_sections import SchedulerConfig
-from ppengine.common.sizes import size_text
+from ppengine.common.sizes import counted, size_text
 from ppengine.core.scheduler.block_tables import BlockTables
 from ppengine.core.scheduler.fences import Fences
 from ppengine.core.scheduler.request import Request
@@ -170,8 +170,7 @@ class RequestActions:
             lines.append(f"mode recompute: {request.num_computed} computed tokens ({size}) are computed again")
         if request.in_flight:
             steps = " ".join(f"m{number}" for number in request.in_flight)
-            count = len(request.in_flight)
-            lines.append(f"after {count} step{'' if count == 1 else 's'} in flight: {steps}")
+            lines.append(f"after {counted(len(request.in_flight), 'step')} in flight: {steps}")
         return lines
 
     def room(self) -> Room:

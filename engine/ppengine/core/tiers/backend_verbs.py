@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from ppengine.common.sizes import counted
 from ppengine.common.tier_config import BACKENDS_MOST, BackendConfig
 from ppengine.core.operations import Operation, Operations
-from ppengine.core.plans import CommandError, Plan, counted
+from ppengine.core.plans import CommandError, Plan
 from ppengine.core.tiers.backends import Backend
 from ppengine.core.tiers.jobs import Job
 from ppengine.core.tiers.open_pools import FIRST
