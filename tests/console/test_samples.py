@@ -14,7 +14,7 @@ from ppconsole.view.cells import text_of
 from ppengine.protocol.inspection import FaultDetail, FindingsDetail
 from ppengine.protocol.snapshot import Snapshot
 
-TOLD = {
+EXPLAINED = {
     "sample": (1, "stopped", ["is stopped by a signal", "ppconsole continue 1", "──"], []),
     "stale-seqstart": (
         0,
@@ -56,9 +56,9 @@ async def played(name: str) -> tuple[ReplaySource, list[Snapshot]]:
     return source, pictures
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", EXPLAINED)
 async def test_the_screens_tell_it(name):
-    stage, cause, words, found = TOLD[name]
+    stage, cause, words, found = EXPLAINED[name]
     source, pictures = await played(name)
     assert not pictures[0].verdicts, "all is well at first"
     picture = [each for each in pictures if each.verdicts][-1]
@@ -77,7 +77,7 @@ async def test_the_screens_tell_it(name):
         assert re.search("ledger +ON", text) and all(each in text for each in found), text
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", EXPLAINED)
 def test_no_event_of_a_sample_is_reported_as_lost(cli, name):
     ran = cli("replay", "--sample", name)
     assert ran.code == 0 and "link.gap" not in ran.out and "--:--:--" not in ran.out
@@ -86,8 +86,8 @@ def test_no_event_of_a_sample_is_reported_as_lost(cli, name):
 
 
 def test_samples_by_name(cli):
-    assert set(cli("replay", "--sample", "list").out.split()) == set(TOLD)
-    assert {path.stem for path in SAMPLES.glob("*.ppr")} == set(TOLD)
+    assert set(cli("replay", "--sample", "list").out.split()) == set(EXPLAINED)
+    assert {path.stem for path in SAMPLES.glob("*.ppr")} == set(EXPLAINED)
     ran = cli("replay", "--sample", "global-stream")
     assert ran.code == 0 and "stream_owner" in ran.out
     ran = cli("replay", "--sample", "nothing")
