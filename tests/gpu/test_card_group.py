@@ -200,8 +200,9 @@ class Member:
                     slots = torch.arange(rows, device=self.device, dtype=torch.int32)
                     newest = torch.zeros_like(slots)
                     wanted = choose(whole, sampling, slots, slots, greedy=False)
-                    found = self.group.choose_below(*self.share(whole), sampling, slots, slots, 64, newest)
-                    assert torch.equal(found, wanted) and torch.equal(newest, wanted.int()), (call, dtype, rows)
+                    for _ in range(9):  # One read too early of a word is rare.
+                        found = self.group.choose_below(*self.share(whole), sampling, slots, slots, 64, newest)
+                        assert torch.equal(found, wanted) and torch.equal(newest, wanted.int()), (call, dtype, rows)
                     if rows == 16:
                         found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
                         assert torch.equal(found.cpu(), total(call, rows, dtype))

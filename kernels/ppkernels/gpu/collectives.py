@@ -42,8 +42,8 @@ Two tiles and not more, since each is a kernel to compile.
 """
 TILE = 2048
 """Elements that a program of a gather moves at once."""
-WARP = 512
-"""Elements of a row that a warp adds."""
+WARP, NARROW_WARP = 512, 64
+"""Elements of a row that a warp adds, and in rows of less than four such warps: 64 are a word for each thread."""
 
 
 def memory_bytes(size: int, part_bytes: int) -> int:
@@ -125,6 +125,11 @@ def all_gather(
     )  # fmt: skip
 
 
+def warps_of(block: int) -> int:
+    """Return the warps of a program that adds a row of `block` elements."""
+    return min(max(block // WARP, min(4, block // NARROW_WARP), 1), 32)
+
+
 def _words_at(size: int, part_bytes: int) -> int:
     return 2 * size * part_bytes + 2 * size * PROGRAMS * 8
 
@@ -162,7 +167,7 @@ def _reduce(
         MOST=PROGRAMS,
         BLOCK=block,
         CHAIN=chain,
-        num_warps=min(max(block // WARP, 4), 32),
+        num_warps=warps_of(block),
         launch_pdl=chain,
     )
 

@@ -140,7 +140,8 @@ def read_pairs(
 def _arrived(place, inside, number, released, table):
     """Wait until the words at `place` have this call's number; return them, and the word of host memory as last seen.
 
-    With a word that is `RELEASED` they are anything.
+    With a word that is `RELEASED` they are anything. All words must fit a warp, or be as many as the threads at least.
+    Otherwise several warps read the same words, each at its own time, and one ends the wait for those that read before.
     """
     flag = (number & 0xFFFFFFFF) << 32
     host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))

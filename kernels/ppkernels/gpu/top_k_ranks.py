@@ -42,6 +42,9 @@ from ppkernels.gpu.sampling import CANDIDATES, DRAW_BLOCK, DeviceSampling
 
 MOST = 64
 """Largest top-k."""
+WARPS = 16
+LANES = 32 * WARPS
+"""One for each thread: those behind a row's top-k have nothing. With fewer, warps would share the words of a wait."""
 
 
 def fits(rows: int, most: int) -> bool:
@@ -87,12 +90,12 @@ def choose_below(
         WORDS_AT=collectives.words_bytes(size, part_bytes)[0],
         WORDS=collectives.WORD_BYTES // 4,
         PROGRAMS=collectives.PROGRAMS,
-        LANES=MOST,
+        LANES=LANES,
         MERGED=triton.next_power_of_2(size * MOST),
         ROOM=room[1],
         CAPACITY=CANDIDATES,
         BLOCK=DRAW_BLOCK,
-        num_warps=16,
+        num_warps=WARPS,
     )
     return tokens
 
