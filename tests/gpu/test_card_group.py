@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -207,6 +208,36 @@ class Member:
                         found = self.group.all_reduce(part(self.rank, call, rows, dtype).to(self.device), 0)
                         assert torch.equal(found.cpu(), total(call, rows, dtype))
 
+    def many(self) -> None:
+        """Thousands of calls of all kinds and widths, compared on the device; each rank is late at random."""
+        draw, late = torch.Generator(self.device).manual_seed(3), random.Random(self.rank)
+        wrong, sampling = torch.zeros(5, device=self.device, dtype=torch.int64), DeviceSampling(64, self.device)
+        sampling.set(range(64), [Parameters(0.2 + row % 4 / 2, 1 - row % 3 / 4, 1 + row, row) for row in range(64)])
+        slots = torch.arange(64, device=self.device, dtype=torch.int32)
+        norm = Norm(torch.ones(1024, device=self.device, dtype=torch.bfloat16), None, 1e-5, centred=False)
+        busy, newest = torch.randn(1024, 1024, device=self.device), torch.zeros_like(slots)
+        for call in range(600):
+            for _ in range(late.choice((0, 0, 1, 3))):
+                busy = busy @ busy * 0
+            dtype, rows = TYPES[call % 3], (1, 2, 16, 64, 200)[call % 5]
+            for width in (64, 128, 256, 1024, 4096):
+                both = torch.randn(2, rows, width, generator=draw, device=self.device).to(dtype)
+                found = self.group.all_reduce(both[self.rank].clone(), 0)
+                wrong[0] += (found != (both[0].float() + both[1].float()).to(dtype)).sum()
+            both = torch.randn(3, rows, 1024, generator=draw, device=self.device).to(torch.bfloat16)
+            stream, total = both[2].clone(), (both[0].float() + both[1].float() + both[2].float()).to(torch.bfloat16)
+            self.group.reduce_norm(both[self.rank].clone(), stream, norm, 0)
+            wrong[1] += (stream != total).sum()
+            whole = torch.randn(rows, 1000, generator=draw, device=self.device).to(dtype)
+            mine = torch.split(whole, [512, 488], 1)[self.rank].contiguous()
+            wrong[2] += (self.group.all_gather(mine, [512, 488], 0) != whole).sum()
+            whole = torch.randn(64, SIZE * COLUMNS, generator=draw, device=self.device).mul_(3).to(dtype)
+            found = self.choose(whole, slots, slots, newest)
+            wrong[3] += (found != choose(whole, self.sampling, slots, slots, greedy=True)).sum()
+            found = self.group.choose_below(*self.share(whole), sampling, slots, slots, 64, newest)
+            wrong[4] += (found != choose(whole, sampling, slots, slots, greedy=False)).sum()
+        assert wrong.tolist() == [0] * 5, "sums, sums with norms, columns, greedy tokens, tokens below top-k"
+
     def captured(self) -> None:
         """Capture before the ranks meet, as boot does; replay in two generations, with eager calls between."""
         static = torch.zeros(8, WIDTH, device=self.device, dtype=torch.bfloat16)
@@ -323,12 +354,13 @@ def live(folder: Path, rank: int, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["sums", "norms", "pieces", "columns", "greedy", "below", "captured", "late", "silent", "silent_copies"]
+    "what",
+    ["sums", "norms", "pieces", "columns", "greedy", "below", "many", "captured", "late", "silent", "silent_copies"],
 )
 def test_ranks(what: str, shared: Path) -> None:
     processes = [subprocess.Popen([sys.executable, __file__, str(shared), str(rank), what]) for rank in range(SIZE)]
     try:
-        assert processes[0].wait(100) == 0
+        assert processes[0].wait(150) == 0
         assert processes[1].wait(20) == (-9 if what.startswith("silent") else 0)
     finally:
         for process in processes:
