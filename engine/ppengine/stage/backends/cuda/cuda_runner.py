@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -34,10 +33,6 @@ from ppengine.stage.pending_step import Pending
 from ppengine.stage.prompt_positions import Positions, positions_of, score, scores_of, wants_positions
 from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
 from ppengine.stage.wire import SupersededError
-
-_DRAIN_S = 5.0
-"""More than the time that a survivor has to leave its generation."""
-_GLANCE_S = 1e-3
 
 
 class CudaRunner(Runner):
@@ -65,13 +60,7 @@ class CudaRunner(Runner):
     @override
     def leave(self) -> None:
         """Wait for the device, then close all edges. Raises TimeoutError if the device does not end its work."""
-        left, deadline = self.buffers.compute.record("left"), time.monotonic() + _DRAIN_S
-        while not left.done():
-            # Again and again: the device of a neighbour that still runs overwrites the released flags.
-            self.release()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the device did not end its work within {_DRAIN_S:g} s")
-            time.sleep(_GLANCE_S)
+        self.buffers.compute.drain(self.release)
         # Swaps that are under way belong to no later step.
         self.buffers.kv_blocks.forget()
         super().leave()

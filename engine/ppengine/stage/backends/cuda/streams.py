@@ -16,6 +16,8 @@ GLANCE_S = 2e-5
 """Between two looks at a device that works."""
 _BRIEF = 10
 """Looks before a wait counts as one that is worth a record."""
+_DRAIN_S, _RELEASE_S = 5.0, 1e-3
+"""Longest time that a released stream works on, more than a survivor has to leave its generation; between releases."""
 
 
 _NO_BLOCK = nullcontext()
@@ -134,6 +136,19 @@ class Stream:
     def synchronize(self) -> None:
         """Wait in the calling thread for everything launched so far."""
         self.record("synchronize").synchronize()
+
+    def drain(self, release: Callable[[], None]) -> None:
+        """Wait in the calling thread for everything launched so far, though it may wait for a process that is gone.
+
+        `release` lets such a wait end. It is called again and again: the device of a neighbour that still runs
+        overwrites released flags. Raises TimeoutError.
+        """
+        left, deadline = self.record("left"), time.monotonic() + _DRAIN_S
+        while not left.done():
+            release()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the device did not end its work within {_DRAIN_S:g} s")
+            time.sleep(_RELEASE_S)
 
     def buffer(self, name: str, size: int = 0) -> Buffer:
         """Return memory of this stream's device, or of another that it reaches, as the ledger knows it."""
