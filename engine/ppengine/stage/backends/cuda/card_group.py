@@ -12,13 +12,11 @@ raises late is below all numbers of this one.
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import torch
 from ppkernels.gpu import collectives
 from ppkernels.gpu.greedy_ranks import Columns, choose_greedy
@@ -44,10 +42,11 @@ from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
 from ppengine.stage.backends.cuda.one_shot_sums import OneShotSums
 from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
+from ppengine.stage.backends.cuda.rank_offers import RankOffer, exchange
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
-from ppengine.stage.edge_offers import MAX_FRAME, Offer, RefusedError
+from ppengine.stage.edge_offers import Offer, RefusedError
 from ppengine.stage.rank_calls import BELOW, BEST, PIECE, code_of
 from ppengine.stage.rank_group import MeetAll, RankGroup
 from ppengine.stage.wire import PeerLostError, Wire
@@ -61,15 +60,6 @@ FUSED_BYTES = LEAST_BYTES
 """Largest part whose sum is normed in the same kernel, in one launch: it fits into any inbox, and beyond that two
 kernels are as fast."""
 _GENERATION_SHIFT = 40
-_LENGTH = struct.Struct("<I")
-
-
-class RankOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory of a rank that the other ranks write to."""
-
-    calls: Offer
-    """That of calls which are kernels."""
-    copies: Offer
 
 
 class CardGroup(RankGroup):
@@ -139,12 +129,10 @@ class CardGroup(RankGroup):
     def _exchange(self) -> dict[int, RankOffer]:
         """Return the offers of the other ranks, by rank."""
         try:
-            body = msgspec.json.encode(RankOffer(self._memory.offer, self._lanes.offer))
+            offer = RankOffer(self._memory.offer, self._lanes.offer)
         except RefusedError as error:
             raise PeerLostError(f"no memory for the ranks of stage {self._stage}: {error}") from None
-        for wire in self._wires.values():
-            wire.send([memoryview(_LENGTH.pack(len(body))), memoryview(body)])
-        return {peer: _receive(wire) for peer, wire in self._wires.items()}
+        return exchange(offer, self._wires)
 
     def _open(self, peer: int, offer: Offer) -> int:
         try:
@@ -276,17 +264,3 @@ def routes(size: int) -> list[SumRoute]:
 def _columns(shard: Shard) -> Columns:
     first, end = shard.vocabulary
     return Columns(first, end - first, shard.vocab_size)
-
-
-def _receive(wire: Wire) -> RankOffer:
-    """Return the offer of another rank. Raises PeerLostError for anything else."""
-    length = bytearray(_LENGTH.size)
-    wire.receive(memoryview(length))
-    (size,) = _LENGTH.unpack(length)
-    body = bytearray(min(size, MAX_FRAME))
-    wire.receive(memoryview(body))
-    try:
-        return msgspec.json.decode(body, type=RankOffer)
-    except msgspec.DecodeError as error:
-        text = f"stage {wire.peer} rank {wire.rank} sent no offer: {error}"
-        raise PeerLostError(text, wire.peer, wire.rank) from None
