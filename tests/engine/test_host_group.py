@@ -123,6 +123,7 @@ def test_sums_are_measured_when_ranks_meet_and_leave_no_record(tmp_path: Path, s
     found = together(tmp_path, [lambda group: group.sums] * size)
     for number, sums in enumerate(found):
         assert [each.bytes for each in sums.times] == [2**13, 2**17, BUFFER_BYTES]
+        assert {each.way for each in sums.times} == {"shared memory"}
         assert all(each.us > 1 for each in sums.times) and sums.times[2].us > 50
         assert [each.most_bytes for each in sums.routes] == [BUFFER_BYTES, None]
         rows = RingReader(tmp_path / f"main{number}.ring").rows(0)

@@ -50,7 +50,9 @@ class SumTime(msgspec.Struct, kw_only=True, frozen=True):
     bytes: int
     """Bytes of a part."""
     us: float
-    """Microseconds of a call, the median of several."""
+    """Microseconds of a call: the median of several, on cards the mean of several in a row."""
+    way: str | None = None
+    """How it went: `shared memory`, `one shot`, `two shots`, `copies`; null: not known."""
 
 
 class SumsInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -59,7 +61,7 @@ class SumsInfo(msgspec.Struct, kw_only=True, frozen=True):
     routes: list[SumRoute] = []
     """Ways by the size of a part."""
     times: list[SumTime] = []
-    """Measured when the ranks met; empty on cards, which are not measured."""
+    """Measured when the ranks met; empty: not known, as where ranks share a card."""
 
 
 class PlaceLinks(msgspec.Struct, kw_only=True, frozen=True):

@@ -72,9 +72,19 @@ def table_words(size: int) -> int:
     return 2 + size
 
 
+def own_data(rank: int, size: int, part_bytes: int) -> tuple[int, int]:
+    """Return where the two places of a rank's memory begin, of `part_bytes` each, that no call reads or writes."""
+    return rank * part_bytes, (size + rank) * part_bytes
+
+
+def two_shots_from(size: int) -> int:
+    """Return the bytes of the smallest part whose sum `size` ranks make in two shots."""
+    return TWO_SHOT_BYTES if size == 2 else MANY_TWO_SHOT_BYTES
+
+
 def in_two_shots(part: Tensor, size: int) -> bool:
     """Return whether the sum of parts of `size` ranks is made in two shots."""
-    return part.nbytes >= (TWO_SHOT_BYTES if size == 2 else MANY_TWO_SHOT_BYTES)
+    return part.nbytes >= two_shots_from(size)
 
 
 def all_reduce(part: Tensor, table: Tensor, counters: Tensor, rank: int, size: int, part_bytes: int) -> None:

@@ -30,13 +30,11 @@ from ppengine.checkpoint.model_shard import Shard
 from ppengine.common.device_page import DevicePage
 from ppengine.common.groups import HEAD, site
 from ppengine.common.ring import Kind
-from ppengine.common.sizes import size_text
 from ppengine.models.group import Sum
 from ppengine.protocol.place import Place
-from ppengine.protocol.stage_info import SumRoute, SumsInfo
+from ppengine.protocol.stage_info import SumsInfo, SumTime
 from ppengine.stage.backends.cuda.call_log import CallLog
-from ppengine.stage.backends.cuda.copied_sums import LEAST_BYTES as COPIED_BYTES
-from ppengine.stage.backends.cuda.copied_sums import LEAST_ROWS, CopiedSums
+from ppengine.stage.backends.cuda.copied_sums import CopiedSums
 from ppengine.stage.backends.cuda.errors import DriverError
 from ppengine.stage.backends.cuda.late_ranks import CallMarks, LateRanks
 from ppengine.stage.backends.cuda.one_shot_sums import OneShotSums
@@ -44,12 +42,13 @@ from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory, SharedMemory
 from ppengine.stage.backends.cuda.rank_offers import RankOffer, exchange
 from ppengine.stage.backends.cuda.streams import Stream
+from ppengine.stage.backends.cuda.sum_ways import StepRows, TimedSums, routes
 from ppengine.stage.backends.cuda.two_shot_sums import TwoShotSums
 from ppengine.stage.edge_flags import PAGE, EdgeFlags, Flag
 from ppengine.stage.edge_offers import Offer, RefusedError
 from ppengine.stage.rank_calls import BELOW, BEST, PIECE, code_of
 from ppengine.stage.rank_group import MeetAll, RankGroup
-from ppengine.stage.wire import PeerLostError, Wire
+from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 
 if TYPE_CHECKING:
     from ppengine.stage.backends.cuda.driver_api import Driver  # needs cuda-bindings
@@ -67,9 +66,9 @@ class CardGroup(RankGroup):
 
     def __init__(
         self, driver: Driver, uuid: str, place: Place, size: int, folder: Path, compute: Stream, part_bytes: int,
-        page: DevicePage | None = None,
+        page: DevicePage | None = None, rows: StepRows | None = None,
     ) -> None:  # fmt: skip
-        """`page`: where the ranks that this one waits for are noted."""
+        """`page`: where the ranks that this one waits for are noted. `rows`: those of steps; None: no sum is timed."""
         self._stage, self.rank, self.size = place.stage, place.rank, size
         self.sums = SumsInfo(routes=routes(size))
         self._driver, self._page = driver, folder / f"g{place.stage}.{place.rank}.words"
@@ -86,6 +85,7 @@ class CardGroup(RankGroup):
         marks = CallMarks(self._memory.address, self._counters.data_ptr(), place.rank, size, self._part_bytes)
         self._late = None if page is None else LateRanks(driver, page, marks, lanes.sent)
         self.calls = CallLog(folder, place.stage, place.rank)
+        self._timed = None if rows is None else TimedSums(self, rows, self._own_data(), compute)
         self._columns: dict[tuple[int, ...], Tensor] = {}
         self._wires: dict[int, Wire] = {}
         self._opened: list[OpenedMemory] = []
@@ -95,6 +95,11 @@ class CardGroup(RankGroup):
     def stream(self) -> Stream:
         """The stream of its copies."""
         return self._lanes.stream
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels of timed sums, before the ranks meet."""
+        if self._timed is not None:
+            self._timed.warm_up()
 
     @override
     def join(self, generation: int, meet_all: MeetAll) -> None:
@@ -111,7 +116,7 @@ class CardGroup(RankGroup):
             offers = self._exchange()
             self.calls.open(offers)
             self._flags = flags = EdgeFlags(self._page, create=True)
-            word = self._driver.show(flags.address, PAGE) + Flag.FILLED
+            shown = self._driver.show(flags.address, PAGE)
             addresses = {self.rank: self._memory.address}
             for peer, offer in offers.items():
                 addresses[peer] = self._open(peer, offer.calls)
@@ -120,11 +125,41 @@ class CardGroup(RankGroup):
             self.close()
             raise
         self._counters.fill_(generation << _GENERATION_SHIFT)
-        self._fill(1, word, *(addresses[rank] for rank in sorted(addresses)))
+        self._fill(1, shown + Flag.FILLED, *(addresses[rank] for rank in sorted(addresses)))
+        # Ranks that share a card take turns: no time of a sum is that of a step.
+        cards = {self._memory.offer.device, *(offer.calls.device for offer in offers.values())}
+        self._time_sums(flags, shown, own_cards=len(cards) == self.size)
         if self._late is not None:
             self._late.active = True
             if self._late.ident is None:
                 self._late.start()
+
+    def _time_sums(self, flags: EdgeFlags, shown: int, own_cards: bool) -> None:
+        """Time sums with the other ranks, if each has a card of its own. Raises PeerLostError, SupersededError.
+
+        They are of no step, and outside any piece of work: no rank is late in them.
+        """
+        self.step, compute, times = 0, self._lanes.compute, list[SumTime]()
+        if self._timed is not None and own_cards:
+            compute.order.watch_waits(self._look, contextlib.nullcontext)
+            try:
+                times = self._timed.measure(self._driver, flags, shown)
+            except BaseException:
+                compute.drain(self.releases())
+                self.close()
+                raise
+        self.sums = SumsInfo(routes=routes(self.size), times=times)
+
+    def _look(self) -> None:
+        """Raise an error if the ranks cannot go on together."""
+        self.check_peer()
+        if any(wire.left for wire in self._wires.values()):
+            raise SupersededError("ranks of a stage timed their sums")
+
+    def _own_data(self) -> list[Tensor]:
+        """Return the memory that other ranks do not write to, bytes [part_bytes] twice."""
+        memory, room = self._memory.slot(0), self._part_bytes
+        return [memory[at : at + room] for at in collectives.own_data(self.rank, self.size, room)]
 
     def _exchange(self) -> dict[int, RankOffer]:
         """Return the offers of the other ranks, by rank."""
@@ -247,18 +282,6 @@ class CardGroup(RankGroup):
             flags.close()
         for wire in wires.values():
             wire.close()
-
-
-def routes(size: int) -> list[SumRoute]:
-    """Return how sums of `size` ranks go, by the bytes of a part."""
-    two_shots = collectives.TWO_SHOT_BYTES if size == 2 else collectives.MANY_TWO_SHOT_BYTES
-    copies = f"copies beside products, from {LEAST_ROWS * size:,} tokens and {size_text(COPIED_BYTES)} on"
-    return [
-        SumRoute(most_bytes=collectives.WORD_BYTES, way="one shot, data is its own flag; float32 has flags"),
-        SumRoute(most_bytes=two_shots - 1, way="one shot, flags"),
-        SumRoute(most_bytes=None, way=copies),
-        SumRoute(most_bytes=None, way="two shots, flags"),
-    ]
 
 
 def _columns(shard: Shard) -> Columns:

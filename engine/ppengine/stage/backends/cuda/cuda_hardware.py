@@ -32,6 +32,7 @@ from ppengine.stage.backends.cuda.pinned_swap_space import PinnedSwapSpace, Swap
 from ppengine.stage.backends.cuda.staged_edges import StagedReceiver, StagedSender, StagedTokenSender
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Order, Stream
+from ppengine.stage.backends.cuda.sum_ways import StepRows
 from ppengine.stage.backends.cuda.virtual_memory import handle_bytes
 from ppengine.stage.backends.hardware import Hardware, Room, RunnerResources
 from ppengine.stage.edge import Edge
@@ -94,9 +95,9 @@ class CudaHardware(Hardware):
             raise ConfigError(
                 f"parallel.tensor is {size}; ranks on GPUs add no {dtype}: set model.dtype to a smaller one"
             )
-        part_bytes = config.profile.scheduler.max_num_batched_tokens * spec.hidden_size * dtype.itemsize
-        folder = Path(config.ring_dir)
-        group = CardGroup(self.driver, self.uuid, place, size, folder, self.compute, part_bytes, self.page)
+        rows = StepRows(spec.hidden_size, dtype, config.profile.scheduler.max_num_batched_tokens)
+        part_bytes, folder = rows.most * rows.row_bytes, Path(config.ring_dir)
+        group = CardGroup(self.driver, self.uuid, place, size, folder, self.compute, part_bytes, self.page, rows)
         self._sums = group.stream
         return group
 

@@ -60,7 +60,7 @@ class CudaRunner(Runner):
     @override
     def leave(self) -> None:
         """Wait for the device, then close all edges. Raises TimeoutError if the device does not end its work."""
-        self.buffers.compute.drain(self.release)
+        self.buffers.compute.drain([self.release])
         # Swaps that are under way belong to no later step.
         self.buffers.kv_blocks.forget()
         super().leave()

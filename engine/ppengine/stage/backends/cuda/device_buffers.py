@@ -158,6 +158,9 @@ class DeviceBuffers:
         find_shared(np.zeros((1, 1), np.int64), np.ones(1, np.int64), np.ones(1, np.int64), self._blocks[1], 1)
         if self._in_pipeline:
             self.sums.warm_up(torch.zeros(1, self._width, dtype=self._dtype, device=self.device))
+        group = self._stage[0].group
+        if isinstance(group, CardGroup):
+            group.warm_up()
         if self.sampling is None or self.adjustments is None:
             return
         with self.compute.use():
@@ -169,7 +172,7 @@ class DeviceBuffers:
                     logits, self.sampling, self.adjustments, slots, slots, greedy=greedy, newest=self.latest
                 )
             logprobs(logits, self.sampling, slots, tokens, 1)
-            if isinstance(group := self._stage[0].group, CardGroup):
+            if isinstance(group, CardGroup):
                 shard = self._stage[0].shard
                 part = logits.new_zeros(1, shard.vocabulary_widths[group.rank])
                 group.choose_greedy(part, shard, self.sampling, slots, slots, self.latest)

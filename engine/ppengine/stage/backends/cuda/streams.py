@@ -137,15 +137,16 @@ class Stream:
         """Wait in the calling thread for everything launched so far."""
         self.record("synchronize").synchronize()
 
-    def drain(self, release: Callable[[], None]) -> None:
+    def drain(self, releases: Sequence[Callable[[], None]]) -> None:
         """Wait in the calling thread for everything launched so far, though it may wait for a process that is gone.
 
-        `release` lets such a wait end. It is called again and again: the device of a neighbour that still runs
+        `releases` let such waits end. They are called again and again: the device of a neighbour that still runs
         overwrites released flags. Raises TimeoutError.
         """
         left, deadline = self.record("left"), time.monotonic() + _DRAIN_S
         while not left.done():
-            release()
+            for release in releases:
+                release()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device did not end its work within {_DRAIN_S:g} s")
             time.sleep(_RELEASE_S)
