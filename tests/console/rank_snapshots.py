@@ -21,7 +21,10 @@ def ranks(stages: int = 2, tensor: int = 2, requests: int = 8) -> Snapshot:
                 SumRoute(most_bytes=2**20, way="shared memory, one round"),
                 SumRoute(most_bytes=None, way="shared memory, rounds of 1.0 MiB"),
             ],
-            times=[SumTime(bytes=2**13, us=80.0 + number), SumTime(bytes=2**20, us=1000.0 - number)],
+            times=[
+                SumTime(bytes=2**13, us=80.0 + number, way="shared memory"),
+                SumTime(bytes=2**20, us=1000.0 - number, way="shared memory"),
+            ],
         )
     return picture
 
@@ -91,8 +94,20 @@ def on_cards(stages: int = 2, tensor: int = 2) -> Snapshot:
     """A healthy engine with a card a place, joined by NVLink through switches."""
     picture = ranks(stages, tensor)
     uuids = [f"GPU-{number:08x}" for number in range(len(picture.stages))]
-    for each, uuid in zip(picture.stages, uuids, strict=True):
-        each.sums = SumsInfo(routes=[SumRoute(most_bytes=2**19, way="one shot, data is its own flag")])
+    for number, (each, uuid) in enumerate(zip(picture.stages, uuids, strict=True)):
+        each.sums = SumsInfo(
+            routes=[
+                SumRoute(most_bytes=2**19, way="one shot, data is its own flag; float32 has flags"),
+                SumRoute(most_bytes=2**24 - 1, way="one shot, flags"),
+                SumRoute(most_bytes=None, way="copies beside products, from 2,048 tokens and 16.0 MiB on"),
+                SumRoute(most_bytes=None, way="two shots, flags"),
+            ],
+            times=[
+                SumTime(bytes=2**13, us=6.25 - number / 100, way="one shot"),
+                SumTime(bytes=2**22, us=38.0 + number, way="one shot"),
+                SumTime(bytes=2**24, us=70.0, way="copies"),
+            ],
+        )
         each.device = DeviceInfo(kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=uuid)
         peers = [
             GpuPeer(uuid=other, nvlink=True, links=0, reaches=True, path="other NUMA node")

@@ -16,6 +16,7 @@ from ppconsole.view import topology_page
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.marks import faulty_places
 from ppengine.protocol.gpu import GpuPeer
+from ppengine.protocol.stage_info import SumRoute, SumsInfo, SumTime
 
 
 def texts(picture, width=80):
@@ -93,21 +94,50 @@ def test_the_page_at_80_columns() -> None:
         "  UP-TO   WAY",
         "  1.0M    shared memory, one round",
         "  more    shared memory, rounds of 1.0 MiB",
-        "  PART        TAKES   GB/S",
-        "  8.0K        83 us  0.099",
-        "  1.0M     1,000 us      1",
+        "  PART         TAKES   GB/S  WAY",
+        "  8.0K         83 us  0.099  shared memory",
+        "  1.0M      1,000 us      1  shared memory",
     ]
 
 
-def test_sums_that_no_place_has_measured() -> None:
-    on_cards = texts(rank_snapshots.on_cards())
-    at = on_cards.index(" SUMS OF RANKS")
-    assert on_cards[at + 2 : at + 5] == [
-        "  512K    one shot, data is its own flag",
-        "  PART        TAKES   GB/S",
-        "  not measured on cards",
+def sums(picture, width=80) -> list[str]:
+    rows = texts(picture, width)
+    at = rows.index(" SUMS OF RANKS")
+    return rows[at + 1 : rows.index("", at)]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_sums_on_cards_have_the_way_of_each_size(width: int) -> None:
+    """And the time of the slowest place."""
+    assert sums(rank_snapshots.on_cards(), width) == [
+        "  UP-TO   WAY",
+        "  512K    one shot, data is its own flag; float32 has flags",
+        "  16.0M   one shot, flags",
+        "  more    copies beside products, from 2,048 tokens and 16.0 MiB on",
+        "  more    two shots, flags",
+        "  PART         TAKES   GB/S  WAY",
+        "  8.0K        6.2 us    1.3  one shot",
+        "  4.0M         41 us    102  one shot",
+        "  16.0M        70 us    240  copies",
     ]
+
+
+def test_sums_that_no_place_has_measured_are_not_known() -> None:
+    picture, routes = rank_snapshots.on_cards(), [SumRoute(most_bytes=None, way="two shots, flags")]
+    for each in picture.stages:
+        each.sums = SumsInfo(routes=routes)
+    assert sums(picture)[-2:] == ["  PART         TAKES   GB/S  WAY", "  ?                ?      ?  ?"]
+    picture.stages[0].sums = SumsInfo(routes=routes, times=[SumTime(bytes=2**13, us=9.0)])
+    assert sums(picture)[-1] == "  8.0K          9 us   0.91  ?", "of an engine that reports no way"
     assert " SUMS OF RANKS" not in texts(rank_snapshots.ranks(2, 1))
+
+
+def test_a_size_that_goes_two_ways_has_a_time_for_each() -> None:
+    """As in an engine with stages on CPUs and on cards."""
+    picture = rank_snapshots.ranks()
+    picture.stages[3].sums = SumsInfo(times=[SumTime(bytes=2**13, us=6.0, way="one shot")])
+    found = [(each.bytes, each.way, each.us) for each in topology_of(picture).sum_times]
+    assert found == [(2**13, "one shot", 6.0), (2**13, "shared memory", 82.0), (2**20, "shared memory", 1000.0)]
 
 
 def test_the_root_of_a_fault_has_its_mark_and_state() -> None:
@@ -168,5 +198,10 @@ def test_the_command_prints_the_page_and_its_json(
         found = json.loads(cli("topology", "--json").out)
     assert found["tensor_parallel_size"] == 2 and len(found["places"]) == 4
     assert found["places"][3]["previous"] == {"stage": 0, "rank": 1}
-    assert found["sum_times"][0] == {"bytes": 8192, "us": 83.0, "gb_s": pytest.approx(8192 / 83e3)}
+    assert found["sum_times"][0] == {
+        "bytes": 8192,
+        "way": "shared memory",
+        "us": 83.0,
+        "gb_s": pytest.approx(8192 / 83e3),
+    }
     assert found["ways"][0]["way"] == "shared memory" and found["cards"] == []

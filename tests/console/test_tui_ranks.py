@@ -96,7 +96,10 @@ async def test_the_topology_has_its_key_and_its_name(size: tuple[int, int]) -> N
         await rig.pilot.press("L")
         assert isinstance(rig.app.screen, TopologyScreen)
         shown = rig.screen()
-        assert "pp2 tp2: 4 processes on 1 node" in shown and "device memory" in shown and "NV18" in shown
+        assert "pp2 tp2: 4 processes on 1 node" in shown and "device memory" in shown
+        assert "6.2 us    1.3  one shot" in shown, "sums of ranks"
+        await rig.pilot.press("G")
+        assert "240  copies" in rig.screen() and "NV18" in rig.screen()
         await rig.pilot.press("escape", *":topology", "enter")
         assert isinstance(rig.app.screen, TopologyScreen)
         await rig.pilot.press("question_mark")

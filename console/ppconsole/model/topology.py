@@ -55,9 +55,11 @@ class Way(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class SumTimes(msgspec.Struct, kw_only=True, frozen=True):
-    """Sums of parts of `bytes`, as each place that measured them found."""
+    """Sums of parts of `bytes` that went one way, as each place that measured them found."""
 
     bytes: int
+    way: str | None = None
+    """As a place reports it, `one shot`; None: not known."""
     us: float
     """Microseconds of a call at the slowest place."""
     gb_s: float
@@ -113,12 +115,16 @@ def topology_of(snapshot: Snapshot) -> Topology:
 
 
 def _sum_times(snapshot: Snapshot) -> list[SumTimes]:
-    """Return the time of the slowest place for each size, from small to large."""
-    slowest: dict[int, float] = {}
+    """Return the time of the slowest place for each size and way, from small to large."""
+    slowest: dict[tuple[int, str | None], float] = {}
     for stage in snapshot.stages:
         for each in stage.sums.times if stage.sums is not None else []:
-            slowest[each.bytes] = max(slowest.get(each.bytes, 0.0), each.us)
-    return [SumTimes(bytes=size, us=us, gb_s=size / us / 1e3) for size, us in sorted(slowest.items()) if us > 0]
+            slowest[each.bytes, each.way] = max(slowest.get((each.bytes, each.way), 0.0), each.us)
+    return [
+        SumTimes(bytes=size, way=way, us=us, gb_s=size / us / 1e3)
+        for (size, way), us in sorted(slowest.items(), key=lambda item: (item[0][0], item[0][1] or ""))
+        if us > 0
+    ]
 
 
 def _ref(place: Place) -> PlaceRef:

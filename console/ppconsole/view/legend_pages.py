@@ -191,8 +191,8 @@ WAYS = Section("MESSAGES", {
 })  # fmt: skip
 SUMS = Section("SUMS OF RANKS", {
     "UP-TO": "largest part of a rank that is summed this way", "WAY": "how; the first way that fits is taken",
-    "PART": "size that was summed when the ranks met, on CPUs", "TAKES": "its time, at the slowest place",
-    "GB/S": "bytes of a part by that time",
+    "PART": "size that was summed when the ranks met, and its way; ?: not known, as where ranks share a card",
+    "TAKES": "its time, at the slowest place", "GB/S": "bytes of a part by that time",
 })  # fmt: skip
 LINKS = Section("CARDS  as NVML reports their links", {
     "PLACES": "places on the card", "CARD": "its name", "BUS-ID": "its address on PCIe",

@@ -167,13 +167,18 @@ def _sums(topology: Topology, width: int) -> list[Row]:
     for route in topology.sum_routes:
         size = "more" if route.most_bytes is None else bytes_text(route.most_bytes)
         found.append(row((f"  {size:<8}", "strong"), (clean(route.way), "")))
-    found.append(row((f"  {'PART':<8}{'TAKES':>9}  {'GB/S':>5}", "dim")))
+    found.append(row((f"  {'PART':<8}{'TAKES':>10}  {'GB/S':>5}  WAY", "dim")))
     for each in topology.sum_times:
-        takes = f"{each.us:,.0f} us"
-        found.append(row((f"  {bytes_text(each.bytes):<8}", "strong"), (f"{takes:>9}  {each.gb_s:>5.2g}", "")))
+        takes, rate, way = _digits(each.us) + " us", _digits(each.gb_s), clean(each.way or UNKNOWN)
+        found.append(row((f"  {bytes_text(each.bytes):<8}", "strong"), (f"{takes:>10}  {rate:>5}  {way}", "")))
     if not topology.sum_times:
-        found.append(row(("  not measured on cards", "dim")))
+        found.append(row((f"  {UNKNOWN:<8}", "strong"), (f"{UNKNOWN:>10}  {UNKNOWN:>5}  {UNKNOWN}", "warn")))
     return [clip(line, width) for line in found]
+
+
+def _digits(value: float) -> str:
+    """Return a figure with two digits or more, `0.099`, `6.3`, `1,014`."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _between(ways: list[Way], tensor: int, ranked: bool) -> list[str]:
