@@ -99,7 +99,7 @@ def on_cards(stages: int = 2, tensor: int = 2) -> Snapshot:
             routes=[
                 SumRoute(most_bytes=2**19, way="one shot, data is its own flag; float32 has flags"),
                 SumRoute(most_bytes=2**24 - 1, way="one shot, flags"),
-                SumRoute(most_bytes=None, way="copies beside products, from 2,048 tokens and 16.0 MiB on"),
+                SumRoute(most_bytes=None, way="copies beside products, above 4,096 tokens, from 16.0 MiB on"),
                 SumRoute(most_bytes=None, way="two shots, flags"),
             ],
             times=[

@@ -113,7 +113,7 @@ def test_sums_on_cards_have_the_way_of_each_size(width: int) -> None:
         "  UP-TO   WAY",
         "  512K    one shot, data is its own flag; float32 has flags",
         "  16.0M   one shot, flags",
-        "  more    copies beside products, from 2,048 tokens and 16.0 MiB on",
+        "  more    copies beside products, above 4,096 tokens, from 16.0 MiB on",
         "  more    two shots, flags",
         "  PART         TAKES   GB/S  WAY",
         "  8.0K        6.2 us    1.3  one shot",

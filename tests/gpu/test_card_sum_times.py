@@ -36,10 +36,10 @@ from ppengine.stage.wire import PeerLostError, SupersededError, Wire
 
 pytestmark = needs_gpu
 CARDS = torch.cuda.device_count()
-ROWS = {size: StepRows(width, torch.bfloat16, 4096) for size, width in ((2, 8192), (4, 4096))}
+ROWS = StepRows(4096, torch.bfloat16, 9000)
 WAYS = {
-    2: [(16, ONE_SHOT), (1024, ONE_SHOT), (4096, ONE_SHOT), (16384, TWO_SHOTS), (32768, COPIES)],
-    4: [(8, ONE_SHOT), (1024, TWO_SHOTS), (4096, TWO_SHOTS), (16384, TWO_SHOTS), (32768, COPIES)],
+    2: [(8, ONE_SHOT), (1024, ONE_SHOT), (4096, ONE_SHOT), (16384, TWO_SHOTS), (32776, COPIES)],
+    4: [(8, ONE_SHOT), (1024, TWO_SHOTS), (4096, TWO_SHOTS), (16384, TWO_SHOTS)],
 }
 """KiB of a part, and its way, by ranks."""
 GENERATIONS = 3
@@ -57,7 +57,7 @@ class Member:
         self.device = driver.device
         uuid = f"GPU-{torch.cuda.get_device_properties(self.device).uuid}"
         self.compute = Stream("compute", self.device, purpose="steps")
-        self.rows = rows = ROWS[size]
+        self.rows = rows = ROWS
         page, part_bytes = DevicePage(folder / f"page{rank}"), rows.most * rows.row_bytes
         self.group = CardGroup(driver, uuid, Place(0, rank), size, folder, self.compute, part_bytes, page, rows)
         progress = DeviceProgress(page, driver)

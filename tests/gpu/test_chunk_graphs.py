@@ -177,3 +177,6 @@ def test_shapes_have_no_more_rows_than_tokens_or_requests() -> None:
     assert padded_shapes(64, 8) == [Padded(64, 8)] and padded_shapes(63, 8) == []
     most = [Padded(1024, 32), *(Padded(1024, rows, shared) for rows in (128, 512) for shared in (False, True))]
     assert padded_shapes(4096, 4096)[-5:] == most
+    larger = [Padded(size, 512) for size in (1536, 2048, 3072, 4096)]
+    assert padded_shapes(9000, 4096, ranks=2) == [*padded_shapes(4096, 4096), *larger]
+    assert padded_shapes(2048, 4096, ranks=2)[-2:] == larger[:2]

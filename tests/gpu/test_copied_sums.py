@@ -211,13 +211,13 @@ def test_small_sums_go_in_one_piece(device: Device, tmp_path: Path, monkeypatch:
         copies: CopiedSums = (OneShotSums if size == 2 else TwoShotSums)(lanes, part_bytes)
         return [one.stop - one.start for one in copies.pieces(rows, row_bytes)]
 
-    assert pieces(2**25, 2047, 8192) == [2047]
-    assert pieces(2**25, 2048, 8191) == [2048]
-    assert pieces(2**25, 4095, 8192, size=4) == [4095]
+    assert pieces(2**26, 4096, 8192) == [4096]
+    assert pieces(2**26, 4100, 4000) == [4100]
+    assert pieces(2**27, 8192, 8192, size=4) == [8192]
     assert pieces(2**24, 8000, 8192) == [8000], "there is no room"
-    assert pieces(2**25, 2200, 8192) == [1152, 1048]
+    assert pieces(2**26, 4200, 8192) == [2176, 2024]
     assert pieces(2**27, 16_384, 8192) == [8192] * 2
-    assert pieces(2**25, 4096, 8192, size=4) == [2048] * 2
+    assert pieces(2**26, 8320, 4096, size=4) == [4224, 4096]
     assert pieces(2**27, 16_384, 8192, size=4) == [4096] * 4
     assert pieces(2**27, 10_000, 8192, size=4) == [2560] * 3 + [2320], "two pieces are too large"
     monkeypatch.setattr(copied_sums, "LEAST_BYTES", 1)

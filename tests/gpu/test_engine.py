@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from real import needs_gpu, pipelines
@@ -100,6 +101,20 @@ def test_tokens_of_two_ranks_are_as_near(
     with LLM(profile(folder, dtype, stages, eager, tensor=2)) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     reference.assert_as_near(folder, dtype, prompts, [output.outputs[0] for output in outputs])
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("tokens", [1500, 2048, 4096, 8192])
+def test_large_steps_of_two_ranks(folders: dict[str, Path], tokens: int, eager: bool) -> None:
+    """One step has the prompts of many requests: a graph up to 4,096 tokens."""
+    folder = folders["llama-half"]
+    prompts = reference.prompts(100, 100, low=60, high=95, seed=16)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)
+    scheduler = {"max_num_seqs": 128, "max_num_batched_tokens": tokens, "schedule_ahead": True}
+    made = profile(folder, "bfloat16", 1, eager, tensor=2)
+    with LLM(msgspec.structs.replace(made, scheduler=msgspec.convert(scheduler, type(made.scheduler)))) as llm:
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    reference.assert_as_near(folder, "bfloat16", prompts, [output.outputs[0] for output in outputs])
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])

@@ -117,13 +117,16 @@ def test_boot_launches_what_a_pipeline_does(variants: Variants, card: Device, tm
 
 
 def test_no_graph_has_the_rows_of_sums_by_copies(card: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert WIDEST < 2 * device_buffers.LEAST_ROWS
-    monkeypatch.setattr(device_buffers, "LEAST_ROWS", 1)
+    assert WIDEST < 2 * device_buffers.AT_ONCE_ROWS
+    for ranks in (2, 3, 4):
+        widest = chunk_graphs.padded_shapes(2**20, 512, ranks)[-1]
+        assert WIDEST < widest.tokens <= ranks * device_buffers.AT_ONCE_ROWS
+    monkeypatch.setattr(device_buffers, "AT_ONCE_ROWS", 1)
     monkeypatch.setattr(Layers, "group", LoneRank(0, 2))
     stage = alone(card, tmp_path)
     booted(stage)
     decodes = stage.buffers.graphs[0]
-    assert isinstance(decodes, decode_graphs.DecodeGraphs) and decodes.sizes == [1]
+    assert isinstance(decodes, decode_graphs.DecodeGraphs) and decodes.sizes == [1, 2]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -70,7 +70,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(sum_ways, "BYTES", (64, 1024, 2048))
     monkeypatch.setattr(sum_ways, "_CALLS", 2)
-    monkeypatch.setattr(copied_sums, "LEAST_ROWS", 64)
+    monkeypatch.setattr(copied_sums, "AT_ONCE_ROWS", 63)
     monkeypatch.setattr(copied_sums, "LEAST_BYTES", 4096)
     for name in ("TWO_SHOT_BYTES", "MANY_TWO_SHOT_BYTES"):
         monkeypatch.setattr(collectives, name, 2048)
@@ -226,7 +226,7 @@ class Waits:
 def waits(device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Waits]:
     monkeypatch.setattr(sum_ways, "_HELD_S", PATIENCE_S)
     # Without copies: pieces are launched by a driver that waits for nothing.
-    monkeypatch.setattr(copied_sums, "LEAST_ROWS", MOST)
+    monkeypatch.setattr(copied_sums, "AT_ONCE_ROWS", MOST)
     yield Waits(device, tmp_path, monkeypatch, (0, 1))
 
 

@@ -21,12 +21,13 @@ from ppengine.models.group import Sum
 from ppengine.stage.backends.cuda.peer_lanes import PeerLanes
 from ppengine.stage.ledger.actors import Buffer
 
-LEAST_ROWS, LEAST_BYTES = 1024, 2**24
-"""Sums with fewer rows for each rank, or smaller ones, go at once.
+AT_ONCE_ROWS, LEAST_BYTES = 2048, 2**24
+"""Sums of at most these rows for each rank, or smaller ones, go at once.
 
 The launches of a piece take the same time of the host with any number of ranks, and its product takes less with more.
-All steps that may be a graph have fewer rows: a graph and a step that is launched kernel by kernel must exchange in the
-same way, because ranks may differ in that.
+Two ranks take a host 50 to 60 ms, and 4,096 tokens take the device as long. A step that may be a graph has no more
+rows: a graph and a step that is launched kernel by kernel must exchange in the same way, because ranks may differ in
+that.
 """
 _TILE, _ROUND = 128, 2**21
 """All pieces but the last have a multiple of these rows, as tiles of products have; rooms have one of these bytes."""
@@ -57,7 +58,7 @@ class CopiedSums(ABC):
 
     def pieces(self, rows: int, row_bytes: int) -> list[slice]:
         """Return the rows of each piece of a sum; one piece if it is none for copies."""
-        if rows >= LEAST_ROWS * self.lanes.size and rows * row_bytes >= LEAST_BYTES:
+        if rows > AT_ONCE_ROWS * self.lanes.size and rows * row_bytes >= LEAST_BYTES:
             for count in self._counts(rows):
                 each = -(-rows // count // _TILE) * _TILE
                 if each * row_bytes <= self.piece_bytes:

@@ -21,7 +21,7 @@ from ppengine.protocol.steps import MoveKind
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.chunk_graphs import ChunkGraphs
-from ppengine.stage.backends.cuda.copied_sums import LEAST_ROWS
+from ppengine.stage.backends.cuda.copied_sums import AT_ONCE_ROWS
 from ppengine.stage.backends.cuda.copy_lanes import make_lanes
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs
 from ppengine.stage.backends.cuda.elastic_kv_cache import CudaKvCache
@@ -132,7 +132,7 @@ class DeviceBuffers:
         self._rows = min(-(-scheduler.max_num_seqs // config.stages), self._tokens)
         if (ranks := model.group.size) > 1:
             # Sums by copies are no part of a graph: it is captured before the ranks meet.
-            self._rows = min(self._rows, LEAST_ROWS * ranks - 1)
+            self._rows = min(self._rows, AT_ONCE_ROWS * ranks)
         self._blocks = -(-config.max_model_len // cache.shape.block_size), cache.shape.block_size
         self._vocabulary, self._dtype = model.spec.vocab_size, cache.shape.dtype
         self._in_pipeline, self._width = not (model.first and model.last), model.boundary_size

@@ -63,11 +63,11 @@ class SumToTime(NamedTuple):
 
 def routes(size: int) -> list[SumRoute]:
     """Return how sums of `size` ranks go, by the bytes of a part."""
-    tokens, least = copied_sums.LEAST_ROWS * size, size_text(copied_sums.LEAST_BYTES)
+    tokens, least = copied_sums.AT_ONCE_ROWS * size, size_text(copied_sums.LEAST_BYTES)
     return [
         SumRoute(most_bytes=collectives.WORD_BYTES, way=f"{ONE_SHOT}, data is its own flag; float32 has flags"),
         SumRoute(most_bytes=collectives.two_shots_from(size) - 1, way=f"{ONE_SHOT}, flags"),
-        SumRoute(most_bytes=None, way=f"{COPIES} beside products, from {tokens:,} tokens and {least} on"),
+        SumRoute(most_bytes=None, way=f"{COPIES} beside products, above {tokens:,} tokens, from {least} on"),
         SumRoute(most_bytes=None, way=f"{TWO_SHOTS}, flags"),
     ]
 
@@ -78,7 +78,7 @@ def sums_to_time(group: RankGroup, rows: StepRows, room: int) -> list[SumToTime]
     No piece is larger than `room` bytes.
     """
     each = rows.row_bytes
-    copied = max(copied_sums.LEAST_ROWS * group.size, -(-copied_sums.LEAST_BYTES // each))
+    copied = max(copied_sums.AT_ONCE_ROWS * group.size + 1, -(-copied_sums.LEAST_BYTES // each))
     counts = {min(max(1, size // each), rows.most) for size in BYTES}
     counts |= {copied} if copied <= rows.most else set()
     found = []
