@@ -164,7 +164,7 @@ class StandInDriver:
 class Layers:
     """A model of two layers, each of which adds 1 in two halves."""
 
-    layer_range, boundary_size = (0, 2), WIDTH
+    layer_range, boundary_size, layer_weights = (0, 2), WIDTH, 2.0**40
     spec = SimpleNamespace(vocab_size=WIDTH)
     sources: tuple[()] = ()
     group: Any = ALONE

@@ -22,7 +22,7 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
 from ppengine.stage.backends.cuda import chunk_graphs
-from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs, Padded, padded_shapes
+from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs, Padded, larger_tokens, padded_shapes
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState, Plan
@@ -178,5 +178,12 @@ def test_shapes_have_no_more_rows_than_tokens_or_requests() -> None:
     most = [Padded(1024, 32), *(Padded(1024, rows, shared) for rows in (128, 512) for shared in (False, True))]
     assert padded_shapes(4096, 4096)[-5:] == most
     larger = [Padded(size, 512) for size in (1536, 2048, 3072, 4096)]
-    assert padded_shapes(9000, 4096, ranks=2) == [*padded_shapes(4096, 4096), *larger]
-    assert padded_shapes(2048, 4096, ranks=2)[-2:] == larger[:2]
+    assert padded_shapes(9000, 4096, larger=5000) == [*padded_shapes(4096, 4096), *larger]
+    assert padded_shapes(2048, 4096, larger=5000)[-2:] == larger[:2]
+
+
+def test_graphs_are_as_large_as_the_host_is_slower_than_the_device() -> None:
+    layer_of_8b, layer_of_70b = 218e6, 856e6
+    assert larger_tokens(layer_of_8b, 1) < 1024 < 4096 <= larger_tokens(layer_of_8b / 2, 2) < 6144
+    assert larger_tokens(layer_of_70b / 2, 2) < 1536
+    assert larger_tokens(50e6, 1) >= 3072 and larger_tokens(1e3, 2) == 4096

@@ -119,7 +119,8 @@ def test_boot_launches_what_a_pipeline_does(variants: Variants, card: Device, tm
 def test_no_graph_has_the_rows_of_sums_by_copies(card: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert WIDEST < 2 * device_buffers.AT_ONCE_ROWS
     for ranks in (2, 3, 4):
-        widest = chunk_graphs.padded_shapes(2**20, 512, ranks)[-1]
+        larger = chunk_graphs.larger_tokens(1.0, ranks)
+        widest = chunk_graphs.padded_shapes(2**20, 512, larger)[-1]
         assert WIDEST < widest.tokens <= ranks * device_buffers.AT_ONCE_ROWS
     monkeypatch.setattr(device_buffers, "AT_ONCE_ROWS", 1)
     monkeypatch.setattr(Layers, "group", LoneRank(0, 2))

@@ -62,6 +62,12 @@ class StageModel(nn.Module, ABC):
         return self._table.bytes
 
     @property
+    def layer_weights(self) -> float:
+        """Parameters of a layer on this rank, in the mean."""
+        first, end = self.layer_range
+        return sum(one.numel() for one in self.layers.parameters()) / (end - first)
+
+    @property
     def sources(self) -> list[Source]:
         """Checkpoint tensors of this stage and where they go."""
         return self._table.sources

@@ -1,12 +1,12 @@
 """Steps with short prompts as CUDA graphs, over buffers that never move: one for each padded number of tokens and rows.
 
-Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B); the
-device is faster than that up to about a thousand tokens, two ranks up to four thousand. Programs of
-rows that are not there return at once, and yet take time: so there are graphs for few rows and for
-many. A graph serves any mixture of prompts and decodes: both kernels of attention find their rows in
-`query_start`. Rows beyond the step's own have no token, and tokens beyond them are in no row and
-have slot -1: nothing is stored or read for them, and their values, NaN included, stay in their rows
-of every product.
+Launched one by one, the kernels of a step with prompts take a host 20 ms (OPT-6.7B, Llama-8B), with
+ranks 50 ms. The device is faster than that up to about a thousand tokens, two ranks up to four thousand,
+small models too. Programs of rows that are not there return at once, and yet take time: so there are
+graphs for few rows and for many. A graph serves any mixture of prompts and decodes: both kernels of
+attention find their rows in `query_start`. Rows beyond the step's own have no token, and tokens beyond
+them are in no row and have slot -1: nothing is stored or read for them, and their values, NaN included,
+stay in their rows of every product.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ from ppengine.stage.batch_state import Plan
 
 SIZES = (64, 128, 192, 256, 384, 512, 768, 1024)
 """Padded numbers of tokens; from 128 on less than half as many again as a step has."""
-RANK_SIZES = (1536, 2048, 3072, 4096, 6144, 8192)
-"""More of them for ranks, for many rows: a token takes the device less time, and a step takes the host more."""
+LARGER_SIZES = (1536, 2048, 3072, 4096, 6144, 8192)
+"""More of them, for many rows, up to `larger_tokens`."""
+_LAUNCH_S, _RANK_LAUNCH_S = 0.6e-3, 1.6e-3
+"""Seconds in which a host launches a layer, alone and with ranks."""
+_FLOPS = 650e12
+"""Rate of a layer's products on an H200. Padding costs a slower card more than that."""
 ROWS = (32, 128, 512)
 """Padded numbers of rows; a step has no more rows than tokens."""
 FEW_ROWS = ROWS[0]
@@ -56,14 +60,24 @@ class Padded(NamedTuple):
     """Whether rows share prefixes."""
 
 
-def padded_shapes(tokens: int, rows: int, ranks: int = 1) -> list[Padded]:
-    """Return the shapes for steps of at most `tokens` and `rows`, from small to large."""
+def larger_tokens(weights: float, ranks: int) -> int:
+    """Return the tokens up to which a layer of `weights` on a rank takes the device less time than the host."""
+    if ranks == 1:
+        return int(_LAUNCH_S * _FLOPS / (2 * weights))
+    # Sums by copies are no part of a graph.
+    return min(int(_RANK_LAUNCH_S * _FLOPS / (2 * weights)), AT_ONCE_ROWS * ranks)
+
+
+def padded_shapes(tokens: int, rows: int, larger: int = 0) -> list[Padded]:
+    """Return the shapes for steps of at most `tokens` and `rows`, from small to large.
+
+    `larger`: tokens up to which there are `LARGER_SIZES`.
+    """
     wide = sorted({min(count, rows) for count in ROWS})
     plain = {Padded(size, min(count, size)) for size in SIZES if size <= tokens for count in wide}
-    most = min(tokens, AT_ONCE_ROWS * ranks) if ranks > 1 else 0
     return sorted(
         plain
-        | {Padded(size, wide[-1]) for size in RANK_SIZES if size <= most}
+        | {Padded(size, wide[-1]) for size in LARGER_SIZES if size <= min(tokens, larger)}
         | {shape._replace(shared=True) for shape in plain if shape.rows > FEW_ROWS and shape.tokens in SHARED_SIZES}
     )
 
@@ -86,7 +100,7 @@ class ChunkGraphs:
         latest: Tensor | None,
         hidden: Tensor | None,
     ) -> None:
-        self.shapes = padded_shapes(most, requests, model.group.size)
+        self.shapes = padded_shapes(most, requests, larger_tokens(model.layer_weights, model.group.size))
         self._model, self._layers, self.compute = model, layers, compute
         self._block_size, self._latest, self._hidden = block_size, latest, hidden
         self._least_saved = least_saved(layers[0])
