@@ -96,7 +96,7 @@ def test_the_page_at_80_columns() -> None:
         "  more    shared memory, rounds of 1.0 MiB",
         "  PART         TAKES   GB/S  WAY",
         "  8.0K         83 us  0.099  shared memory",
-        "  1.0M      1,000 us      1  shared memory",
+        "  1.0M      1,000 us    1.0  shared memory",
     ]
 
 
@@ -128,7 +128,7 @@ def test_sums_that_no_place_has_measured_are_not_known() -> None:
         each.sums = SumsInfo(routes=routes)
     assert sums(picture)[-2:] == ["  PART         TAKES   GB/S  WAY", "  ?                ?      ?  ?"]
     picture.stages[0].sums = SumsInfo(routes=routes, times=[SumTime(bytes=2**13, us=9.0)])
-    assert sums(picture)[-1] == "  8.0K          9 us   0.91  ?", "of an engine that reports no way"
+    assert sums(picture)[-1] == "  8.0K        9.0 us   0.91  ?", "of an engine that reports no way"
     assert " SUMS OF RANKS" not in texts(rank_snapshots.ranks(2, 1))
 
 

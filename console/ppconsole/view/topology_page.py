@@ -178,7 +178,7 @@ def _sums(topology: Topology, width: int) -> list[Row]:
 
 def _digits(value: float) -> str:
     """Return a figure with two digits or more, `0.099`, `6.3`, `1,014`."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 10 else f"{value:#.2g}"
 
 
 def _between(ways: list[Way], tensor: int, ranked: bool) -> list[str]:
