@@ -162,8 +162,8 @@ class DetokStream:
         return ""
 
     def extend(self, tokens: list[int]) -> str:
-        """Return the text that `tokens` complete together; long runs are decoded at once."""
-        if self._spoken:
+        """Return the text that `tokens` complete together; long runs are decoded at once if most need it."""
+        if self._spoken or self._fixed is not None:
             return "".join(map(self.push, tokens))
         head = [token for token in tokens[:-_TAIL] if not self._tokenizer.is_silent(token)]
         piece = ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ppengine.checkpoint.model_spec import ModelSpec
+from ppengine.checkpoint.prompt_encoder import PromptEncoder, TextTooLongError
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit
@@ -29,12 +30,9 @@ class Submissions:
 
     def __init__(self, spec: ModelSpec, tokenizer: Tokenizer | None, max_model_len: int, taken: OutputHub) -> None:
         self._vocab_size = spec.vocab_size
-        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, max_model_len)
         self._max_model_len = max_model_len
         self._taken = taken
-        self._longest_token = 0 if tokenizer is None else tokenizer.longest_token
-        self._most = max_model_len * self._longest_token
-        """Characters of a prompt that can fit."""
         self._count = 0
         self._first_name = secrets.randbits(16)
 
@@ -68,20 +66,14 @@ class Submissions:
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return checked sampling parameters, with the tokens of bad words among `bad_words_ids`."""
-        if self._tokenizer is None and sampling.stop:
-            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        if self._tokenizer is None and sampling.structured_outputs is not None:
-            raise ValueError("structured_outputs need a tokenizer; this engine was started without one")
-        if self._tokenizer is None and sampling.bad_words:
-            raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
+        sequences = self._encoder.bad_words_ids(sampling)
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
         self._check_vocabulary("logit_bias", list(sampling.logit_bias or {}))
         self._check_vocabulary("allowed_token_ids", sampling.allowed_token_ids or [])
         self._check_vocabulary("bad_words_ids", [token for ids in sampling.bad_words_ids for token in ids])
-        if self._tokenizer is None or not sampling.bad_words:
+        if not sampling.bad_words:
             return sampling
-        sequences = [ids for word in sampling.bad_words for ids in self._tokenizer.encode_bad_word(word)]
-        return msgspec.structs.replace(sampling, bad_words_ids=sampling.bad_words_ids + sequences)
+        return msgspec.structs.replace(sampling, bad_words_ids=sequences)
 
     def _ids(self, verb: Submit, tokens: TokenIds | None) -> TokenIds:
         given = tokens or verb.prompt_token_ids
@@ -117,7 +109,7 @@ class Submissions:
         if verb.prompt is None or verb.prompt_token_ids is not None:
             raise ValueError("a chat is a prompt text, without prompt_token_ids")
         self._checked(verb.prompt)
-        return Chat(messages=[{"role": "user", "content": verb.prompt}]), min(self._most, CHAT_MOST)
+        return Chat(messages=[{"role": "user", "content": verb.prompt}]), min(self._encoder.most, CHAT_MOST)
 
     def rendered(self, verb: Submit, text: str) -> Submit:
         """Return the submission of a chat by the tokens of its text."""
@@ -137,17 +129,10 @@ class Submissions:
 
     def _checked(self, text: str) -> Tokenizer:
         """Return the tokenizer for `text`. Raises ValueError if there is none, DoesNotFit for a text too long."""
-        if self._tokenizer is None:
-            raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
-        most = self._most
-        if len(text) > most:
-            # Tokenizing takes about 0.5 s per megabyte.
-            fits = f"{self._max_model_len} tokens of at most {self._longest_token} characters"
-            raise DoesNotFit(
-                f"the prompt has {len(text)} characters, max_model_len is {fits}; at most {most} would fit",
-                len(text), most,
-            )  # fmt: skip
-        return self._tokenizer
+        try:
+            return self._encoder.checked(text)
+        except TextTooLongError as error:
+            raise DoesNotFit(str(error), error.characters, error.most) from None
 
     def _check_vocabulary(self, field: str, ids: list[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ppengine.checkpoint.growing_text import GrowingText
-from ppengine.checkpoint.tokenizer import DetokStream, Tokenizer
+from ppengine.checkpoint.piece_text import PieceText
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.front_link import Followed, FrontLink
 from ppengine.protocol.control import Logprob
@@ -35,18 +35,6 @@ class Part(msgspec.Struct, gc=False):
     """The stop text that ended it."""
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One continuation."""
-
-    stream: DetokStream
-    growing: GrowingText | None
-    """Its text, if a stop text may end it; otherwise all text is given out and none is kept."""
-    given: int = 0
-    """Characters that were given out."""
-    over: bool = False
-
-
 @dataclass(eq=False, slots=True)
 class Generation:
     """All continuations of one prompt. `take` its pieces to the end, then `leave`; leaving before aborts it."""
@@ -68,7 +56,7 @@ class Generation:
     output_tokens: int = 0
     over: bool = field(init=False, default=False)
     """Whether all choices have ended."""
-    _choices: list[_Choice] = field(init=False)
+    _choices: list[PieceText] = field(init=False)
     _cached: list[int] = field(init=False, default_factory=list)
     """Tokens of the prompt that were cached, of each choice whose end the core has reported."""
     _held: list[Piece] = field(init=False, default_factory=list)
@@ -78,10 +66,9 @@ class Generation:
 
     def __post_init__(self) -> None:
         """Begin the texts."""
-        streams = [self.tokenizer.stream(self.prompt_ids, self.spoken) for _ in self.followed.counts]
         self._choices = [
-            _Choice(stream, GrowingText(stream, self.stops, self.min_tokens) if self.stops else None)
-            for stream in streams
+            PieceText(self.tokenizer.stream(self.prompt_ids, self.spoken), self.stops, self.min_tokens)
+            for _ in self.followed.counts
         ]
         self._left = len(self._choices)
         self._scores_due = self.scored and len(self.prompt_ids) > 1
@@ -120,20 +107,16 @@ class Generation:
         elif self.scored and not self.prompt_logprobs and len(self.prompt_ids) > 1 and piece.token_ids:
             text = "the log-probabilities of the prompt are lost, by a restart of the engine's core or an abort"
             raise ApiError(503, "service_unavailable_error", f"{text}; send it again")
-        if choice.growing is None:
-            part = self._free(choice, piece)
-            if reason is None:
-                return part if part.token_ids else None
-        else:
-            part = self._part(choice, choice.growing, piece)
+        part = self._part(choice, piece)
+        if not choice.over:
+            return part if part.text or part.token_ids else None
         if reason is not None:
             self._cached.append(piece.cached_tokens)
-        choice.over = part.finish_reason is not None
-        self._left -= choice.over
-        self.over = not self._left
-        if choice.over and reason is None:
+        else:
             self.link.end_sample(self.followed, piece.sample)
-        return part if part.text or part.token_ids or choice.over else None
+        self._left -= 1
+        self.over = not self._left
+        return part
 
     @property
     def size(self) -> int:
@@ -145,32 +128,11 @@ class Generation:
         """Abort what the core still computes of it."""
         self.link.leave([self.followed])
 
-    def _free(self, choice: _Choice, piece: Piece) -> Part:
-        """Return the part of a piece that no stop text can end."""
-        tokens, reason, stream, begin = piece.token_ids, piece.finish_reason, choice.stream, choice.given
-        self.output_tokens += len(tokens)
-        by_token = reason == "stop" and bool(tokens)
-        if by_token:
-            tokens = tokens[:-1]
-        text = stream.push(tokens[0]) if len(tokens) == 1 else "".join(map(stream.push, tokens))
-        if reason is not None and not by_token:
-            text += stream.flush()
-        choice.given = begin + len(text)
-        logprobs = piece.logprobs and piece.logprobs[: len(tokens)]
-        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason)
-
-    def _part(self, choice: _Choice, growing: GrowingText, piece: Piece) -> Part:
-        tokens, reason, begin = piece.token_ids, piece.finish_reason, choice.given
-        by_token = reason == "stop" and bool(tokens)
-        texts = tokens[:-1] if by_token else tokens
-        for count, token in enumerate(texts, 1):
-            if growing.push(token):
-                texts, by_token, reason = texts[:count], False, "stop"
-                break
-        self.output_tokens += len(texts) + by_token
-        if reason is not None:
-            growing.end(by_stop_token=by_token)
-        choice.given = growing.shown
-        text = growing.text[begin : choice.given]
-        logprobs = piece.logprobs[: len(texts)]
-        return Part(self.first + piece.sample, text, texts, logprobs, begin, reason, growing.stop_text)
+    def _part(self, choice: PieceText, piece: Piece) -> Part:
+        tokens, begin = piece.token_ids, choice.given
+        text, spoken, kept, reason = choice.take(tokens, piece.finish_reason)
+        self.output_tokens += kept
+        if spoken < len(tokens):
+            tokens = tokens[:spoken]
+        logprobs = piece.logprobs and piece.logprobs[:spoken]
+        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, choice.stop_text)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
+from ppengine.checkpoint.prompt_encoder import PromptEncoder
 from ppengine.checkpoint.template_source import template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
@@ -78,7 +79,7 @@ class Service:
         self.model = Path(config.model_path).name
         self.created = int(config.started_wall)
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
-        self._longest_token = self.tokenizer.longest_token
+        self._encoder = PromptEncoder(self.tokenizer, config.max_model_len)
         http = config.profile.http
         self.reply_form = form_of(template_source(Path(config.model_path)), http.tool_parser, http.reasoning)
         self._spoken = self.tokenizer.special_ids(self.reply_form.special)
@@ -168,12 +169,7 @@ class Service:
             messages=[one.for_template() for one in request.messages], tools=for_template(functions),
             add_generation_prompt=request.add_generation_prompt, options=request.template_options(),
         )  # fmt: skip
-        return await self._renderer.render(chat, min(CHAT_MOST, self._characters))
-
-    @property
-    def _characters(self) -> int:
-        """Characters of a prompt that can fit."""
-        return self.config.max_model_len * self._longest_token
+        return await self._renderer.render(chat, min(CHAT_MOST, self._encoder.most))
 
     async def _encode(self, text: str, *, special: bool) -> list[int]:
         (ids,) = await self._encode_all([text], special=special)
@@ -182,8 +178,9 @@ class Service:
     async def _encode_all(self, prompts: Sequence[str | list[int]], *, special: bool) -> list[list[int]]:
         """Return the tokens of prompts, of long texts or many from a thread. Raises ApiError."""
         texts = [one for one in prompts if isinstance(one, str)]
-        if (longest := max(map(len, texts), default=0)) > self._characters:
-            limit = f"max_model_len is {self.config.max_model_len} tokens of at most {self._longest_token} characters"
+        if (longest := max(map(len, texts), default=0)) > self._encoder.most:
+            longest_token = self._encoder.longest_token
+            limit = f"max_model_len is {self.config.max_model_len} tokens of at most {longest_token} characters"
             raise _too_long(f"the prompt has {longest} characters; {limit}", "prompt")
 
         def encoded() -> list[list[int]]:
@@ -261,9 +258,10 @@ class Service:
     def _sampling(self, request: CompletionRequest | ChatRequest) -> SamplingParams:
         """Return how the core samples, with the tokens of bad words. Raises ApiError."""
         sampling = request.sampling()
-        sequences = [ids for word in sampling.bad_words for ids in self.tokenizer.encode_bad_word(word)]
         try:
-            return msgspec.structs.replace(sampling, bad_words=[], bad_words_ids=sequences)
+            return msgspec.structs.replace(
+                sampling, bad_words=[], bad_words_ids=self._encoder.bad_words_ids(sampling)
+            )  # fmt: skip
         except ValueError as error:
             raise invalid(str(error), "bad_words") from None
 

@@ -1,0 +1,61 @@
+"""The text of a continuation whose tokens come in pieces, as processes make it that get token ids from the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ppengine.checkpoint.growing_text import GrowingText
+from ppengine.checkpoint.tokenizer import DetokStream
+
+
+class PieceText:
+    """Text of one continuation, which `stops` end from token number `min_tokens` on."""
+
+    __slots__ = ("_growing", "_stream", "given", "over")
+
+    def __init__(self, stream: DetokStream, stops: Sequence[str], min_tokens: int) -> None:
+        self._stream = stream
+        self._growing = GrowingText(stream, stops, min_tokens) if stops else None
+        """Its text, if a stop text may end it; otherwise all text is given out and none is kept."""
+        self.given = 0
+        """Characters that were given out."""
+        self.over = False
+        """Whether it has ended, by the core or by a stop text."""
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended it."""
+        return None if self._growing is None else self._growing.stop_text
+
+    def take(self, tokens: list[int], reason: str | None) -> tuple[str, int, int, str | None]:
+        """Take tokens; `reason`: the finish reason of the core, if they are the last.
+
+        Return the text that they add, how many of them have a text, how many belong to the continuation, and its
+        finish reason. A stop token has no text. Tokens behind a stop text do not belong to it.
+        """
+        growing = self._growing
+        if growing is not None:
+            return self._take(growing, tokens, reason)
+        by_token = reason == "stop" and bool(tokens)
+        spoken = tokens[:-1] if by_token else tokens
+        text = self._stream.push(spoken[0]) if len(spoken) == 1 else self._stream.extend(spoken)
+        if reason is not None:
+            self.over = True
+            if not by_token:
+                text += self._stream.flush()
+        self.given += len(text)
+        return text, len(spoken), len(tokens), reason
+
+    def _take(self, growing: GrowingText, tokens: list[int], reason: str | None) -> tuple[str, int, int, str | None]:
+        by_token = reason == "stop" and bool(tokens)
+        spoken = kept = len(tokens)
+        spoken -= by_token
+        for count, token in enumerate(tokens[:spoken], 1):
+            if growing.push(token):
+                spoken, kept, by_token, reason = count, count, False, "stop"
+                break
+        if reason is not None:
+            self.over = True
+            growing.end(by_stop_token=by_token)
+        begin, self.given = self.given, growing.shown
+        return growing.text[begin : self.given], spoken, kept, reason
