@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.sampling import SamplingParams
@@ -18,12 +20,17 @@ class World:
         self.asked = 0
         self.hub = OutputHub(None, lambda client, answer: self.answers.append(answer), lambda: self.now, lambda: "")
 
-    def ask(self, since: int, answers: int = 1) -> None:
+    def ask(self, since: int, answers: int = 1, *, finished_only: bool = False) -> None:
         self.asked += 1
-        self.go_on(since, answers)
+        self.go_on(since, answers, finished_only=finished_only)
 
-    def go_on(self, since: int, answers: int) -> None:
-        self.hub.follow(b"http", Follow(nonce=self.asked, session="s", since=since, wait_ms=1000, answers=answers))
+    def go_on(self, since: int, answers: int, *, finished_only: bool = False) -> None:
+        self.hub.follow(
+            b"http",
+            Follow(
+                nonce=self.asked, session="s", since=since, wait_ms=1000, answers=answers, finished_only=finished_only
+            ),
+        )  # fmt: skip
 
     def push(self, token: int) -> None:
         self.hub.push("r", 0, token, None, False)
@@ -35,15 +42,18 @@ class World:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), samples=st.integers(1, 3), lost=st.floats(0, 0.8))
-def test_every_token_comes_once_however_many_answers_are_lost(seed: int, samples: int, lost: float) -> None:
+@given(seed=st.integers(0, 2**32), samples=st.integers(1, 3), lost=st.floats(0, 0.8), ends=st.booleans())
+def test_every_token_comes_once_however_many_answers_are_lost(
+    seed: int, samples: int, lost: float, ends: bool
+) -> None:  # fmt: skip
+    """`ends`: the reader waits for ends alone, now and then."""
     world, draw = World(), random.Random(seed)
     wanted, have = [[0] * 0 for _ in range(samples)], [[0] * 0 for _ in range(samples)]
     ended = [False] * samples
     world.hub.open("r", "s", [1], SamplingParams(n=samples, detokenize=False), 0)
     cursor, finished = -1, set[int]()
     for turn in range(200):
-        world.ask(cursor)
+        world.ask(cursor, finished_only=ends and draw.random() < 0.7)
         for sample in range(samples):
             if not ended[sample] and draw.random() < 0.5:
                 ended[sample] = draw.random() < 0.05 or turn > 150
@@ -137,3 +147,62 @@ def test_a_session_is_forgotten_with_its_last_output_and_may_come_back() -> None
     world.go_on(before, 1)
     world.push(9)
     assert world.sent == [(0, [7]), (1, []), (0, [8]), (1, [9])]
+
+
+def test_a_reader_that_waits_for_ends_has_the_others_after_its_time() -> None:
+    world = World()
+    for name in ("r", "q"):
+        world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1, finished_only=True)
+    world.push(1)
+    world.hub.push("q", 0, 2, None, False)
+    world.hub.serve_waiters()
+    assert world.answers == []
+    world.hub.finish("q", 0, "length")
+    world.hub.serve_waiters()
+    assert [(piece.request, piece.token_ids) for piece in world.answers.pop().pieces] == [("q", [2])]
+    world.ask(3, finished_only=True)
+    world.now = 1.0
+    world.hub.serve_waiters()
+    assert [(piece.request, piece.token_ids) for piece in world.answers.pop().pieces] == [("r", [1])], "without news"
+    world.ask(3, finished_only=True)
+    world.push(3)
+    world.hub.finish("r", 0, "length")
+    world.hub.serve_waiters()
+    assert world.sent == [(1, [3])]
+
+
+def test_an_answer_looks_at_the_requests_with_news_alone() -> None:
+    """Thousands of prompts may wait in a session."""
+
+    class Counted(dict[str, Output]):
+        looks = 0
+
+        def values(self) -> Iterator[Output]:  # type: ignore[override]
+            for output in super().values():
+                self.looks += 1
+                yield output
+
+    world = World()
+    for name in ("r", "waits"):
+        world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1, answers=99)
+    world.push(0)
+    members = world.hub._sessions["s"] = Counted(world.hub._sessions["s"])
+    for token in range(1, 3):
+        world.push(token)
+    assert world.sent == [(0, [0]), (1, [1]), (2, [2])] and members.looks == 0
+
+
+def test_a_dropped_request_is_no_news() -> None:
+    world = World()
+    for name in ("r", "q"):
+        world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
+    world.ask(-1)
+    world.push(1)
+    world.hub.finish("r", 0, "length")
+    world.hub.forget(["r"])
+    world.ask(world.answers.pop().cursor)
+    world.hub.push("q", 0, 2, None, False)
+    world.hub.serve_waiters()
+    assert [piece.request for piece in world.answers.pop().pieces] == ["q"]

@@ -10,6 +10,8 @@ from ppengine.core.output_state import Output, Sample
 from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.prompt_scores import PromptLogprob
 
+_NONE = -2
+"""Cursor of a session that has no answer yet; no question has it."""
 _ENDED = -1
 """In place of the count of a sample whose end was sent."""
 
@@ -18,9 +20,13 @@ _ENDED = -1
 class _Follower:
     """Progress of one session: the cursor of the newest answer, and the tokens sent by request and sample."""
 
-    cursor: int = -1
+    cursor: int = _NONE
     nonce: int = 0
     """Number of the newest question."""
+    due: dict[str, Output] = field(default_factory=dict)
+    """Outputs with more than was sent, by request."""
+    ended: dict[str, Output] = field(default_factory=dict)
+    """Those of them that have ended."""
     sent: dict[str, list[int]] = field(default_factory=dict)
     scored: deque[tuple[int, Output]] = field(default_factory=deque)
     """Outputs whose log-probabilities of the prompt were sent, with the cursor of that answer."""
@@ -43,15 +49,46 @@ class Followers:
             question.since = follower.cursor
         follower.nonce = question.nonce
 
+    def touch(self, output: Output) -> None:
+        """Note that an output has changed."""
+        follower = self._sessions.get(output.session)
+        if follower is not None:
+            follower.due[output.request] = output
+
+    def end(self, output: Output) -> None:
+        """Note that an output has ended."""
+        follower = self._sessions.get(output.session)
+        if follower is not None:
+            follower.due[output.request] = follower.ended[output.request] = output
+
+    def drop(self, output: Output) -> None:
+        """Forget an output."""
+        follower = self._sessions.get(output.session)
+        if follower is not None:
+            for known in (follower.due, follower.ended, follower.sent):
+                known.pop(output.request, None)
+
     def forget(self, session: str) -> None:
         """Forget a session without outputs; its next question is like one after a lost answer."""
         self._sessions.pop(session, None)
 
-    def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
-        """Return what `outputs` have beyond the newest answer; `cursor` is the present number of changes."""
+    def due(self, question: Follow, members: Iterable[Output], *, every: bool) -> list[Output]:
+        """Return the outputs to answer with; `members` are those of the session.
+
+        `every`: also those that have not ended, if the question waits for ends alone.
+        """
         follower = self._sessions.setdefault(question.session, _Follower(nonce=question.nonce))
         if question.since != follower.cursor:
-            # An answer was lost on its way, or this core follows another one.
+            # It is the first, or an answer was lost on its way, or this core follows another one.
+            more = [output for output in members if output.changed > max(question.since, 0)]
+            follower.due.update((output.request, output) for output in more)
+            follower.ended.update((output.request, output) for output in more if output.finished)
+        return list((follower.due if every or not question.finished_only else follower.ended).values())
+
+    def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
+        """Return what the due `outputs` have beyond the newest answer; `cursor` is the present number of changes."""
+        follower = self._sessions[question.session]
+        if question.since != follower.cursor:
             follower.sent.clear()
             follower.scored.clear()
         follower.cursor = cursor
@@ -61,6 +98,8 @@ class Followers:
             if output.prompt_logprobs and any(piece.prompt_logprobs for piece in more):
                 follower.scored.append((cursor, output))
             pieces += more
+            del follower.due[output.request]
+            follower.ended.pop(output.request, None)
         return News(nonce=question.nonce, cursor=cursor, pieces=pieces, error=error)
 
 

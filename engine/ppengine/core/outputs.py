@@ -162,6 +162,7 @@ class OutputHub:
         if output.finished:
             self._count(output)
             self._touched.add(("end in", output.session))
+            self._followers.end(output)
             self._trim()
 
     def forget(self, requests: list[str]) -> None:
@@ -228,6 +229,7 @@ class OutputHub:
         output.changed = self._changes
         self._touched.add(("more of", output.request))
         self._touched.add(("news of", output.session))
+        self._followers.touch(output)
 
     def _wait(self, client: bytes, question: _Question) -> None:
         deadline = self._clock() + min(question.wait_ms, 60_000) / 1e3
@@ -302,7 +304,7 @@ class OutputHub:
     def _answer_follow(self, client: bytes, question: Follow, last: bool) -> bool:
         """Answer if there is news, or `last`; return whether the question gets no further answer."""
         members = self._sessions.get(question.session, {}).values()
-        outputs = [output for output in members if output.changed > max(question.since, 0)]
+        outputs = self._followers.due(question, members, every=last)
         failure = "" if outputs else self._failure()
         if not outputs and not last and not failure:
             return False
@@ -342,6 +344,7 @@ class OutputHub:
             self._finished -= 1
             self._tokens -= output.weight
             self.scores.drop(output)
+            self._followers.drop(output)
             members = self._sessions.get(output.session)
             if members is not None:
                 members.pop(output.request, None)
@@ -362,8 +365,7 @@ def _catch_up(output: Output) -> None:
 def _topic(question: _Question) -> _Topic:
     if isinstance(question, Fetch):
         return "more of", question.request
-    ends = isinstance(question, Collect) and question.finished_only
-    return ("end in" if ends else "news of"), question.session
+    return ("end in" if question.finished_only else "news of"), question.session
 
 
 def as_wire(output: Output) -> RequestOutput:

@@ -122,6 +122,8 @@ class Follow(msgspec.Struct, tag="follow", kw_only=True):
     """Send the timings of each sample with its end."""
     answers: int = 1
     """Answers that may be sent before the next question; each comes after `wait_ms` at the latest."""
+    finished_only: bool = False
+    """Only ends of requests are news before `wait_ms` is over: such an answer has the requests that have ended."""
 
 
 class Piece(msgspec.Struct, array_like=True):
