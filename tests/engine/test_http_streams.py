@@ -104,6 +104,19 @@ def test_pieces_that_come_before_the_reader_are_kept_in_order() -> None:
     assert not followed.take(Piece("r", 0, 9, [4])), "tokens before it are missing"
 
 
+def test_an_end_that_comes_again_counts_once() -> None:
+    """A core that follows another one sends all again, also the samples that have ended."""
+    followed, seen = Followed("r", 2, [0, 0]), list[Piece]()
+    followed.to(seen.append)
+    followed.take(Piece("r", 0, 0, [1], [], "length"))
+    followed.take(Piece("r", 1, 0, [2]))
+    for piece in (Piece("r", 0, 0, [1], [], "length"), Piece("r", 1, 0, [2, 3])):
+        assert followed.take(piece)
+    assert followed.samples == 1 and [piece.token_ids for piece in seen] == [[1], [2], [3]]
+    followed.take(Piece("r", 1, 2, [], [], "stop"))
+    assert followed.samples == 0 and seen[-1].finish_reason == "stop"
+
+
 def test_an_interval_joins_tokens_after_the_first() -> None:
     followed, seen = Followed("r", 2, [0, 0], interval=3), list[tuple[int, list[int]]]()
     followed.to(lambda piece: seen.append((piece.sample, piece.token_ids)))

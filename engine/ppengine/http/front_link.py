@@ -63,6 +63,7 @@ class Followed:
     _kept: dict[int, Piece] = field(default_factory=dict)
     """Pieces with fewer tokens, by sample."""
     _reader: Callable[[Piece], None] | None = None
+    _ended: set[int] = field(default_factory=set)
 
     def to(self, reader: Callable[[Piece], None]) -> None:
         """Hand all pieces to `reader`, which raises nothing. After an error it gets a piece without tokens."""
@@ -90,14 +91,14 @@ class Followed:
     def take(self, piece: Piece) -> bool:
         """Take the new tokens of a piece; return False if tokens before it are missing."""
         known = self.counts[piece.sample]
-        skip = known - piece.offset
-        if skip:
-            if skip < 0:
-                return False
-            piece.token_ids, piece.logprobs = piece.token_ids[skip:], piece.logprobs[skip:]
-        self.counts[piece.sample] = known + len(piece.token_ids)
+        if known != piece.offset and not piece.skip(known):
+            return False
         if piece.finish_reason is not None:
+            if piece.sample in self._ended:
+                return True  # All was sent again, as an answer was lost.
+            self._ended.add(piece.sample)
             self.samples -= 1
+        self.counts[piece.sample] = known + len(piece.token_ids)
         if self.interval > 1 or self._reader is None:
             self.give(piece)
         else:

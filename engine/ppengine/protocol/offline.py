@@ -144,6 +144,13 @@ class Piece(msgspec.Struct, array_like=True):
     timings: Timings | None = None
     """At the end, if `Follow` asks for it; None also if a core before this one ended it."""
 
+    def skip(self, known: int) -> bool:
+        """Leave out the tokens that a reader of `known` tokens has. Return False if tokens before it are missing."""
+        more = known - self.offset
+        if more > 0:
+            self.token_ids, self.logprobs = self.token_ids[more:], self.logprobs[more:]
+        return more >= 0
+
 
 class News(msgspec.Struct, tag="news", kw_only=True):
     """Answer to Follow; pass `cursor` as the next `since`. Two answers may overlap, by offset."""
