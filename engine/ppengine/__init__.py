@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ppengine.offline.launch import EngineError as EngineError
     from ppengine.offline.llm import LLM as LLM
-    from ppengine.offline.llm import LLMEngine as LLMEngine
+    from ppengine.offline.llm_engine import LLMEngine as LLMEngine
     from ppengine.offline.request_output import CompletionOutput as CompletionOutput
     from ppengine.offline.request_output import RequestOutput as RequestOutput
     from ppengine.protocol.sampling import SamplingParams as SamplingParams
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "ppengine.offline.llm",
-    "LLMEngine": "ppengine.offline.llm",
+    "LLMEngine": "ppengine.offline.llm_engine",
     "CompletionOutput": "ppengine.offline.request_output",
     "RequestOutput": "ppengine.offline.request_output",
     "EngineError": "ppengine.offline.launch",

@@ -28,7 +28,7 @@ from typing import Any
 
 from ppengine.bench.process_cpu import cpu_by_module
 from ppengine.common.config import load_profile
-from ppengine.offline.llm import LLMEngine
+from ppengine.offline.llm_engine import LLMEngine
 from ppengine.protocol.sampling import SamplingParams
 
 ON = ["tiers.host=true", "name=with-host-cache"]

@@ -24,7 +24,9 @@ from typing import Any
 import core_world
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.common.profile_sections import MemoryConfig
-from ppengine.offline.llm import LLMEngine
+from ppengine.offline.llm_engine import LLMEngine
+from ppengine.offline.open_requests import OpenRequests
+from ppengine.offline.program_texts import ProgramTexts
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import SamplingParams
@@ -74,7 +76,8 @@ def start(workload: str, number: int) -> dict[str, float]:
     """Return the milliseconds of each part for one call."""
     world, client, steps = serving(), LLMEngine.__new__(LLMEngine), list[bytes]()
     taker = Taker()
-    client._engine, client._session, client._open = taker, "s", {}  # type: ignore[assignment]
+    client._engine, client._session, client._open = taker, "s", OpenRequests(lambda: None)  # type: ignore[assignment]
+    client._texts = ProgramTexts(ROOT, MAX_MODEL_LEN, absent=True)
     jobs = WORKLOADS[workload].jobs(VOCABULARY, number)
     params = [
         SamplingParams(temperature=0.0, max_tokens=job.output_len, ignore_eos=True, seed=place)

@@ -13,18 +13,24 @@ import numpy
 import pytest
 import torch
 from hub_server import Hub, served
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError
 from ppengine.hub.transfer import Transfer
 from ppengine.offline import prompts
 from ppengine.offline.arguments import ARGUMENTS, make_profile, profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
-from ppengine.offline.llm import LLM, LLMEngine, RequestOutput
+from ppengine.offline.llm import LLM, RequestOutput
+from ppengine.offline.llm_engine import LLMEngine
+from ppengine.offline.open_requests import OpenRequests
+from ppengine.offline.program_texts import ProgramTexts
 from ppengine.offline.request_seeds import checked_seed
 from ppengine.offline.vllm_arguments import FOREIGN, OF_CALLS
 from ppengine.protocol.offline import Added
 from ppengine.protocol.sampling import SamplingParams
 
 MODELS = Path(__file__).resolve().parents[2] / "profiles" / "models"
+TINY = MODELS / "tiny"
+TOKENIZER = Tokenizer.load(TINY)
 
 
 class Left:
@@ -55,19 +61,26 @@ class Listener:
         return Added(nonce=1, requests=[f"r-{index}" for index in range(len(message.submissions))])
 
 
-def engine() -> LLMEngine:
+def engine(*, absent: bool = False, longest: int = 1024) -> LLMEngine:
     made = LLMEngine.__new__(LLMEngine)
-    made._engine, made._session, made._open = Listener(), "s", {}
+    made._engine, made._session, made._cursor = Listener(), "s", -1
+    made._texts = ProgramTexts(TINY, longest, absent=absent)
+    made._open = OpenRequests(lambda: made._texts.tokenizer)
     return made
+
+
+def prompts_sent(message) -> list[list[int]]:
+    """Return the token ids of the prompts of a message."""
+    arrays = [tokens.tolist() for tokens in message.tokens] or [[]] * len(message.submissions)
+    return [ids or one.prompt_token_ids for ids, one in zip(arrays, message.submissions, strict=True)]
 
 
 def test_token_ids_of_an_array_are_taken():
     made = engine()
     made.add_many([{"prompt_token_ids": numpy.array([1, 2])}, "text"], [SamplingParams()] * 2)
     message = made._engine.message
-    assert [each.prompt for each in message.submissions] == [None, "text"]
-    assert [tokens.tolist() for tokens in message.tokens] == [[1, 2], []]
-    assert all(each.prompt_token_ids is None for each in message.submissions)
+    assert [tokens.tolist() for tokens in message.tokens] == [[1, 2], TOKENIZER.encode("text")]
+    assert all(each.prompt is None and each.prompt_token_ids is None for each in message.submissions)
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**32, 2**40])
@@ -85,23 +98,26 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
 
     def ask(message, kind):
         names = [each.request for each in message.submissions]
-        sent.append((message.first, [each.prompt for each in message.submissions], message.tokens))
-        bad = any(each.prompt == "bad" for each in message.submissions)
+        sent.append((message.first, prompts_sent(message)))
+        bad = prompts_sent(message)[-1] == TOKENIZER.encode("bad")
         return Added(nonce=1, requests=[] if bad else names, error="prompt 3: no" if bad else "")
 
     made._engine.ask, made._engine.send = ask, dropped.append
     texts = ["abc", {"prompt_token_ids": [1] * 99}, "de", "fghijk", "l"]
     params = [SamplingParams()] * 5
+    ids = [[1] * 99 if isinstance(each, dict) else TOKENIZER.encode(each) for each in texts]
     assert made.add_many(texts, params, list("vwxyz")) == list("vwxyz")
-    assert [first for first, *_ in sent] == [0, 3, 4]
-    assert [texts for _, texts, _ in sent] == [["abc", None, "de"], ["fghijk"], ["l"]] and dropped == []
-    assert [[each.tolist() for each in tokens] for *_, tokens in sent] == [[[], [1] * 99, []], [], []]
-    assert made._open == {"v": "abc", "w": None, "x": "de", "y": "fghijk", "z": "l"}
-    made._open.clear()
+    assert sent == [(0, ids[:3]), (3, ids[3:4]), (4, ids[4:])] and dropped == []
+    opened = made._open._requests
+    assert {name: one.prompt for name, one in opened.items()} == {
+        "v": "abc", "w": None, "x": "de", "y": "fghijk", "z": "l"
+    }  # fmt: skip
+    assert [one.prompt_ids.tolist() for one in opened.values()] == ids
+    opened.clear()
     with pytest.raises(ValueError, match="prompt 3: no"):
         made.add_many(["abcde", "fg", "h", "bad"], params[:4], list("abcd"))
     assert [message.requests for message in dropped] == [["a"]]
-    assert made._open == {} and not made.has_unfinished_requests()
+    assert not made.has_unfinished_requests()
 
 
 def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
@@ -110,16 +126,76 @@ def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
     sent = []
 
     def ask(message, kind):
-        sent.append((message.check, message.first, [(each.prompt, each.priority) for each in message.submissions]))
+        priorities = [one.priority for one in message.submissions]
+        sent.append((message.check, message.first, prompts_sent(message), priorities))
         return Added(nonce=1, requests=[], error="" if message.first == 0 else "prompt 2: no")
 
     made._engine.ask = ask
     with pytest.raises(ValueError, match="prompt 2: no"):
         made.check_many(["abc", "de", "f"], [SamplingParams()] * 3, [1, 2, 3])
-    assert sent == [(True, 0, [("abc", 1), ("de", 2)]), (True, 2, [("f", 3)])]
+    abc, de, f = map(TOKENIZER.encode, ("abc", "de", "f"))
+    assert sent == [(True, 0, [abc, de], [1, 2]), (True, 2, [f], [3])]
     assert not made.has_unfinished_requests()
     with pytest.raises(ValueError, match="2 prompts and 1 priorities"):
         made.check_many(["a", "b"], [SamplingParams()] * 2, [1])
+
+
+def test_the_first_prompt_that_is_refused_is_named_whether_here_or_by_the_core():
+    made, checks = engine(longest=8), []
+    params = [SamplingParams()] * 3
+    long = "x" * 1000
+    limit = r"max_model_len is 8 tokens of at most 13 characters; at most 104 would fit"
+
+    def ask(message, kind):
+        checks.append((message.check, len(message.submissions)))
+        bad = message.submissions[0].prompt_token_ids == [-1]
+        return Added(nonce=1, requests=[], error="prompt 0: no" if bad else "")
+
+    made._engine.ask = ask
+    with pytest.raises(ValueError, match=f"^prompt 1: the prompt has 1000 characters, {limit}$"):
+        made.add_many(["a", long, [-1]], params)
+    with pytest.raises(ValueError, match=r"^prompt 0: no$"):
+        made.add_many([[-1], long, "a"], params)
+    assert checks == [(True, 1), (True, 1)], "none was queued"
+    with pytest.raises(ValueError, match=f"^prompt 0: the prompt has 1000 characters, {limit}$"):
+        made.add_many([long], params[:1])
+    assert len(checks) == 2 and not made.has_unfinished_requests()
+
+
+def test_texts_of_the_sampling_stay_here_and_bad_words_go_as_tokens():
+    made = engine()
+    params = SamplingParams(stop=["END"], bad_words=["the king"], bad_words_ids=[[5]], seed=3)
+    made.add_many(["a", [1]], [params, SamplingParams(detokenize=False)])
+    first, second = (one.sampling for one in made._engine.message.submissions)
+    banned = [[5], *TOKENIZER.encode_bad_word("the king")]
+    assert (first.stop, first.bad_words, first.bad_words_ids, first.seed) == ([], [], banned, 3)
+    assert second == SamplingParams(detokenize=False)
+    with pytest.raises(ValueError, match=r"prompt 1: bad_words_ids holds .* sequences"):
+        made.add_many(["a", "b"], [params, SamplingParams(bad_words=[f"w{number}" for number in range(200)])])
+
+
+def test_token_ids_need_no_tokenizer_until_there_is_text_to_make():
+    made = engine()
+    made.add_many([[1, 2]], [SamplingParams()])
+    assert "tokenizer" not in vars(made._texts)
+    assert made.get_tokenizer().decode(made.get_tokenizer().encode("The king")) == "The king"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "says"),
+    [
+        ("a", {}, "this engine was started without a tokenizer: give prompt_token_ids"),
+        ([1], {"stop": ["x"]}, "stop texts need a tokenizer; this engine was started without one: use stop_token_ids"),
+        ([1], {"bad_words": ["x"]}, "bad_words need a tokenizer; .*: use bad_words_ids"),
+    ],
+)
+def test_an_engine_without_a_tokenizer_refuses_texts_by_their_number(prompt, params, says):
+    made = engine(absent=True)
+    with pytest.raises(ValueError, match=f"prompt 1: {says}"):
+        made.add_many([[5], prompt], [SamplingParams(), SamplingParams(**params)])
+    assert made._engine.message.check, "the prompts before it were looked at"
+    with pytest.raises(ValueError, match="this engine was started without a tokenizer"):
+        made.get_tokenizer()
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": 5}, {}, 7, {"prompt_token_ids": [1], "multi_modal_data": {}}])
@@ -138,9 +214,8 @@ def test_a_prompt_has_any_form_of_vllms():
     made = engine()
     made.add_many(["a", {"prompt": "b"}, [1, 2], {"prompt_token_ids": [3], "prompt": "c"}], [SamplingParams()] * 4)
     message = made._engine.message
-    assert [each.prompt for each in message.submissions] == ["a", "b", None, None]
-    assert [tokens.tolist() for tokens in message.tokens] == [[], [], [1, 2], [3]]
-    assert list(made._open.values()) == ["a", "b", None, "c"]
+    assert prompts_sent(message) == [TOKENIZER.encode("a"), TOKENIZER.encode("b"), [1, 2], [3]]
+    assert [one.prompt for one in made._open._requests.values()] == ["a", "b", None, "c"]
     assert [prompts.prompts_of(each) for each in ("a", {"prompt": "b"}, [1, 2])] == [["a"], [{"prompt": "b"}], [[1, 2]]]
     assert prompts.prompts_of([[1], [2]]) == [[1], [2]] and prompts.prompts_of([]) == []
 

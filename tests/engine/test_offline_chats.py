@@ -15,6 +15,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import build_profile, profiles_dir
 from ppengine.offline import conversations
 from ppengine.offline.conversations import ConversationRenderer, chats_of
+from ppengine.offline.program_texts import ProgramTexts
 from ppengine.supervisor.boot import engine_config
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
@@ -40,11 +41,12 @@ def rendering(tmp_path: Path) -> Iterator[Rendering]:
     profile = build_profile({"name": "x", "model": {"path": str(folder), "load_format": "dummy"}}, tmp_path)
     config = msgspec.structs.replace(engine_config(profile, "x"), run_dir=str(run_dir))
     (run_dir / "engine.json").write_bytes(msgspec.json.encode(config))
-    made = ConversationRenderer(str(run_dir))
+    made, texts = ConversationRenderer(str(run_dir)), ProgramTexts(folder, 1024, absent=False)
 
     def render(template: str, messages: Any, tools: Any = None, begins: bool = True, **options: Any) -> list[Any]:
         (folder / "chat_template.jinja").write_text(template)
-        return made.prompts(chats_of(messages, tools, add_generation_prompt=begins, options=options))
+        chats = chats_of(messages, tools, add_generation_prompt=begins, options=options)
+        return list(map(texts.chat_prompt, made.texts(chats)))
 
     yield render
     made.close()
@@ -72,7 +74,6 @@ def test_many_conversations_keep_their_order_in_small_portions(
     rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversations, "WAITING_MOST", 5)
-    monkeypatch.setattr(conversations, "PORTION_CHARACTERS", 20)
     texts = [f"story {number}" for number in range(13)]
     prompts = rendering("{{ messages[0]['content'] }}", [[{"role": "user", "content": text}] for text in texts])
     assert [one["prompt"] for one in prompts] == texts

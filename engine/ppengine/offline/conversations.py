@@ -1,4 +1,4 @@
-"""Chats of the offline API: their texts and tokens, from the process `templates` of this program."""
+"""Chats of the offline API: their texts, from the process `templates` of this program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.chat_fields import Message
 from ppengine.http.tool_fields import Tool, for_template, functions_of
 from ppengine.offline.launch import EngineError
-from ppengine.offline.prompts import PORTION_CHARACTERS, TokensPrompt
 from ppengine.protocol.chat_messages import CHAT_MOST, Chat, FromRenderer, Rendered, Tokenized
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec
 
@@ -73,7 +72,7 @@ def _converted(name: str, value: Any, kind: type) -> Any:
 
 
 class ConversationRenderer:
-    """Renders chats by the template of the checkpoint, and makes their tokens. Close it before the engine."""
+    """Renders chats by the template of the checkpoint. Close it before the engine."""
 
     def __init__(self, run_dir: str) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -86,10 +85,10 @@ class ConversationRenderer:
         self._codec = Codec(FromRenderer)
         self._process = TemplateProcess(Path(run_dir), self._give, time.monotonic, _report, socket=SOCKET)
 
-    def prompts(self, chats: Sequence[Chat]) -> list[TokensPrompt]:
-        """Return the prompt of each chat, in order. Raises ValueError for one that cannot be rendered, EngineError."""
+    def texts(self, chats: Sequence[Chat]) -> list[str]:
+        """Return the text of each chat, in order. Raises ValueError for one that cannot be rendered, EngineError."""
         try:
-            made: list[TokensPrompt] = []
+            made: list[str] = []
             for begin in range(0, len(chats), WAITING_MOST):
                 made += self._portion(begin, chats[begin : begin + WAITING_MOST])
             return made
@@ -98,31 +97,18 @@ class ConversationRenderer:
             self._process.close()
             raise
 
-    def _portion(self, first: int, chats: Sequence[Chat]) -> list[TokensPrompt]:
+    def _portion(self, first: int, chats: Sequence[Chat]) -> list[str]:
         answers: list[Rendered | Tokenized] = []
         for chat in chats:
             self._process.render(chat, CHAT_MOST, answers.append)
-        prompts: list[TokensPrompt] = []
         texts: list[str] = []
         for number in range(len(chats)):
             rendered = self._next(answers, number)
             if rendered.error or not isinstance(rendered, Rendered):
-                raise _error(f"conversation {first + number}: ", rendered)
+                text = f"conversation {first + number}: {rendered.error}"
+                raise EngineError(text) if rendered.code == "BUSY" else ValueError(text)
             texts.append(rendered.text)
-            if sum(map(len, texts)) < PORTION_CHARACTERS and number + 1 < len(chats):
-                continue
-            answered: list[Rendered | Tokenized] = []
-            # The template brings its own special tokens.
-            self._process.tokenize(texts, answered.append, special=False)
-            tokenized = self._next(answered, 0)
-            if tokenized.error or not isinstance(tokenized, Tokenized):
-                raise _error("", tokenized)
-            prompts += (
-                TokensPrompt(prompt_token_ids=ids, prompt=text)
-                for ids, text in zip(tokenized.token_ids, texts, strict=True)
-            )
-            texts = []
-        return prompts
+        return texts
 
     def _next(self, answers: list[Rendered | Tokenized], number: int) -> Rendered | Tokenized:
         """Wait for an answer of the child, or for a refusal in its place."""
@@ -147,11 +133,6 @@ class ConversationRenderer:
 
     def _give(self, name: bytes, payload: bytes) -> None:
         self._socket.send_multipart([name, payload])
-
-
-def _error(prefix: str, answer: Rendered | Tokenized) -> ValueError | EngineError:
-    text = f"{prefix}{answer.error}"
-    return EngineError(text) if answer.code == "BUSY" else ValueError(text)
 
 
 def _report(kind: str, text: str) -> None:

@@ -1,168 +1,21 @@
-"""`LLM` and `LLMEngine`, with the names that vLLM users know. Unknown arguments are refused by name."""
+"""`LLM`, with the names that vLLM users know. Unknown arguments are refused by name."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import Profile
-from ppengine.offline.arguments import profile_of
-from ppengine.offline.conversations import Conversation, ConversationRenderer, chats_of
-from ppengine.offline.launch import EngineError, LocalEngine
-from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, portions, prompts_of, submissions_of
-from ppengine.offline.request_output import RequestOutput, from_wire
-from ppengine.offline.request_seeds import checked_seed, seeded
+from ppengine.offline.conversations import Conversation, chats_of
+from ppengine.offline.launch import EngineError
+from ppengine.offline.llm_engine import LLMEngine
+from ppengine.offline.prompts import Prompt, prompts_of
+from ppengine.offline.request_output import RequestOutput
 from ppengine.offline.vllm_arguments import check_others
 from ppengine.offline.waves import Waves, most_values
-from ppengine.protocol import offline as wire
-from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.sampling import SamplingParams
-
-COLLECT_MS = 1000
-
-
-class LLMEngine:
-    """An engine driven step by step: `add_request`, `step`, `abort_request`. Close it, or use it in a `with`.
-
-    `seed`: requests without a seed of their own get one that follows from it and from their number.
-    """
-
-    _renderer: ConversationRenderer | None = None
-    """Made by the first chat."""
-    _seed: int | None = None
-    _count = 0
-    """Requests so far."""
-    _tokenizes = True
-
-    def __init__(self, model: str | Profile, *, seed: int | None = None, **arguments: Any) -> None:
-        profile = profile_of(model, arguments)
-        self._seed = checked_seed(seed)
-        self._tokenizes = not profile.model.skip_tokenizer
-        self._engine = LocalEngine(profile)
-        self._session = f"offline-{secrets.token_hex(4)}"
-        self._cursor = 0
-        self._open: dict[str, str | None] = {}
-
-    @property
-    def engine_id(self) -> str:
-        """Id by which `ppconsole attach` finds this engine."""
-        return self._engine.id
-
-    @property
-    def run_dir(self) -> str:
-        """Folder of the engine's sockets, logs and `engine.json`, gone with it."""
-        return self._engine.run_dir
-
-    @property
-    def supervisor_pid(self) -> int:
-        """Process id of the engine's supervisor, the parent of all its processes."""
-        return self._engine.pid
-
-    @property
-    def num_blocks(self) -> int:
-        """KV blocks that all stages agreed on at start, the null block included."""
-        return self._engine.state.num_blocks
-
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> None:
-        """Queue one request. Raises ValueError if it can never fit or its id is in use."""
-        self.add_many([prompt], [params], [request_id], [priority])
-
-    def add_many(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], ids: Sequence[str] = (),
-        priority: Sequence[int] | None = None,
-    ) -> list[str]:  # fmt: skip
-        """Queue several requests, all or none, and return their ids. Raises ValueError or EngineError.
-
-        If a large batch is refused, part of it may have been queued already; those ids are in use until they end.
-        """
-        count = len(prompts)
-        if len(params) != count or len(ids) not in (0, count):
-            raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
-        first = self._count
-        submissions = submissions_of(prompts, seeded(params, self._seed, first), ids, priority)
-        names: list[str] = []
-        try:
-            for requests in self._send(submissions):
-                names += requests
-        except BaseException:
-            if names:
-                self._engine.send(wire.AbortMany(session=self._session, requests=names))
-            raise
-        self._open.update((name, each.text) for name, each in zip(names, submissions, strict=True))
-        self._count = first + count
-        return names
-
-    def check_many(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], priority: Sequence[int] | None = None
-    ) -> None:
-        """Queue nothing, but raise ValueError for the first prompt that `add_many` would refuse, or EngineError."""
-        for _ in self._send(submissions_of(prompts, params, (), priority), check=True):
-            pass
-
-    def chat_prompts(self, chats: Sequence[Chat]) -> list[TokensPrompt]:
-        """Return chats as prompts, by the checkpoint's template. Raises ValueError for one that fails, EngineError."""
-        self._engine.check_alive()
-        if not self._tokenizes:
-            raise ValueError("a chat needs a tokenizer; this engine was started without one: give prompt_token_ids")
-        if self._renderer is None:
-            self._renderer = ConversationRenderer(self.run_dir)
-        return self._renderer.prompts(chats)
-
-    def abort_request(self, request_id: str) -> None:
-        """End a request; one that has ended already is fine."""
-        self._engine.send(wire.AbortMany(session=self._session, requests=[request_id]))
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything to wait for."""
-        return bool(self._open)
-
-    def step(self, *, finished_only: bool = False) -> list[RequestOutput]:
-        """Wait for news (at most a second) and return the requests that changed. Raises EngineError."""
-        question = wire.Collect(
-            nonce=self._engine.nonce(), session=self._session, since=self._cursor, finished_only=finished_only,
-            wait_ms=COLLECT_MS,
-        )  # fmt: skip
-        answer = self._engine.ask(question, wire.Collected)
-        if answer.error and self._open:
-            raise EngineError(answer.error)
-        self._cursor = answer.cursor
-        # Others were refused as a whole after some of them had been taken.
-        known = [output for output in answer.outputs if output.request in self._open]
-        outputs = [from_wire(output, self._open[output.request]) for output in known]
-        finished = [output.request for output in answer.outputs if output.finished]
-        for name in finished:
-            self._open.pop(name, None)
-        if finished:
-            self._engine.send(wire.ForgetMany(session=self._session, requests=finished))
-        return outputs
-
-    def close(self) -> None:
-        """Stop the engine; repeated calls are fine."""
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
-        self._engine.close()
-
-    def __enter__(self) -> LLMEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _send(self, submissions: list[Submission], *, check: bool = False) -> Iterator[list[str]]:
-        """Send submissions in portions; yield the ids of each. Raises ValueError or EngineError if one is refused."""
-        for begin, end in portions(submissions):
-            verbs, tokens, _ = zip(*submissions[begin:end], strict=True)
-            message = wire.AddMany(
-                nonce=self._engine.nonce(), session=self._session, submissions=list(verbs), first=begin, check=check,
-                tokens=list(tokens) if any(tokens) else [],
-            )  # fmt: skip
-            answer = self._engine.ask(message, wire.Added)
-            if answer.error:
-                raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
-            yield answer.requests
 
 
 class LLM:
@@ -263,6 +116,10 @@ class LLM:
             if progress is not None:
                 progress.close()
         return [done[place] for place in range(len(prompts))]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the checkpoint: `encode` and `decode`. Raises ValueError if the engine has none."""
+        return self.llm_engine.get_tokenizer()
 
     def close(self) -> None:
         """Stop the engine; repeated calls are fine."""

@@ -1,4 +1,4 @@
-"""Prompts of the offline API, and their submissions: texts, or token ids in arrays."""
+"""Prompts of the offline API, and their submissions: token ids in arrays, and texts to tokenize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ppengine.protocol.token_ids import TokenIds, compact, compact_if_good
 from ppengine.protocol.verbs import Submit
 
 PORTION_CHARACTERS = 100_000
-"""Half a second a million of them, on a slow core."""
+"""Characters that are tokenized before the engine begins with them: a million take half a second."""
 
 
 class TextPrompt(TypedDict):
@@ -33,13 +33,15 @@ Prompt = str | list[int] | TextPrompt | TokensPrompt
 
 
 class Submission(NamedTuple):
-    """One prompt as it is sent."""
+    """One prompt."""
 
     verb: Submit
     tokens: TokenIds
-    """Empty if the verb has the prompt."""
+    """Empty if the verb has them as numbers, or if they are not made yet."""
     text: str | None
     """Text of the prompt, if it has one."""
+    is_text: bool
+    """Whether its tokens follow from its text, and are not made yet."""
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -62,10 +64,10 @@ def content_of(prompt: object) -> tuple[Any, Any]:
 
 
 def portions(submissions: Sequence[Submission]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of the submissions to send at once: the core has more to do than to tokenize text."""
+    """Yield the bounds of the submissions to send at once: the engine computes them while texts are tokenized."""
     begin = size = 0
     for number, submission in enumerate(submissions):
-        size += len(submission.verb.prompt or "")
+        size += len(submission.text or "") if submission.is_text else 0
         if size >= PORTION_CHARACTERS:
             yield begin, number + 1
             begin, size = number + 1, 0
@@ -98,12 +100,12 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
     if text is not None:
         check_utf8(f"prompt {number}", text)
     if ids is None:
-        return Submission(Submit(prompt=text, **fields), compact(), text)
+        return Submission(Submit(**fields), compact(), text, is_text=True)
     try:
         if tokens := compact_if_good(list(ids)):
-            return Submission(Submit(**fields), tokens, text)
+            return Submission(Submit(**fields), tokens, text, is_text=False)
         # Also from arrays, whose numbers are not Python's.
         numbers = [operator.index(token) for token in ids]
     except TypeError:
         raise ValueError(f"prompt {number}: token ids are whole numbers, not {str(ids)[:80]}") from None
-    return Submission(Submit(prompt_token_ids=numbers, **fields), compact(), text)
+    return Submission(Submit(prompt_token_ids=numbers, **fields), compact(), text, is_text=False)

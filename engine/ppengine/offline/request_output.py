@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppengine.protocol import offline as wire
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.timings import Timings
@@ -20,10 +19,7 @@ class CompletionOutput:
     finish_reason: str | None
     logprobs: list[Logprob]
     stop_reason: str | int | None = None
-    """The stop text or the token of `stop_token_ids` that ended it. None: neither, so also at the end of sequence.
-
-    A stop text is unknown too if the core was restarted since.
-    """
+    """The stop text or the token of `stop_token_ids` that ended it. None: neither, so also at the end of sequence."""
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -50,17 +46,3 @@ class RequestOutput:
     """Tokens of the prompt that were not computed, as the KV cache had them. None: it has not ended."""
     metrics: Timings | None = None
     """Times of the first continuation. None: it has not ended, or it did so in a core that was restarted since."""
-
-
-def from_wire(output: wire.RequestOutput, prompt: str | None) -> RequestOutput:
-    """Return an output of the core; `prompt` is its text, if there is one."""
-    samples = [
-        CompletionOutput(
-            index, sample.text, sample.token_ids, sample.finish_reason, sample.logprobs, sample.stop_reason
-        )
-        for index, sample in enumerate(output.samples)
-    ]
-    return RequestOutput(
-        output.request, prompt, output.prompt_token_ids.tolist(), samples, output.finished,
-        output.prompt_logprobs or None, output.cached_tokens, output.timings,
-    )  # fmt: skip
