@@ -10,10 +10,13 @@ import pytest
 from chat_world import ChatWorld, renderers
 from core_world import CoreWorld
 from engines import wait_until
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import template_process
+from ppengine.common.config import profiles_dir
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Drain, Submit
 
 GOOD = "{{ messages[0]['content'] }}!"
@@ -309,13 +312,23 @@ def test_answers_of_an_earlier_process_and_of_no_protocol_are_dropped(world):
     assert world.engine.outputs.get(end.request).prompt_ids.tolist() == tokens_of("hi!")
 
 
-def test_a_batch_of_prompts_takes_no_chat():
-    world = CoreWorld()
-    verb = Submit(prompt="hi", chat=True)
-    world.engine.offline.add_many(b"c", AddMany(nonce=1, session="s", submissions=[verb]))
-    assert world.answers[-1][1] == Added(
-        nonce=1, requests=[], error="prompt 0: chat is for single submissions; a batch has texts or prompt_token_ids"
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("verb", "field"),
+    [
+        (Submit(prompt="hi"), "prompt"),
+        (Submit(prompt="hi", chat=True), "prompt"),
+        (Submit(prompt_token_ids=[1], sampling=SamplingParams(stop=["x"])), "stop"),
+        (Submit(prompt_token_ids=[1], sampling=SamplingParams(bad_words=["x"])), "bad_words"),
+    ],
+)
+def test_a_session_has_no_texts(verb, field):
+    """Programs make their tokens and texts themselves."""
+    world = CoreWorld(tokenizer=Tokenizer.load(profiles_dir() / "models" / "tiny"))
+    good = Submit(prompt_token_ids=[1])
+    world.engine.offline.add_many(b"c", AddMany(nonce=1, session="s", submissions=[good, verb], first=4))
+    error = f"prompt 5: {field} is a text; a session has token ids alone"
+    assert world.answers[-1][1] == Added(nonce=1, requests=[], error=error)
+    assert not world.engine.requests.live()
 
 
 def test_a_chat_that_cannot_fit_or_has_no_tokenizer_is_refused_before_it_is_rendered(world):

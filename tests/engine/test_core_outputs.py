@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import msgspec
 import pytest
 from ppengine.core import outputs as hub_module
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
-from ppengine.core.outputs import OutputHub, as_wire
+from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Failed, Fetch, Fetched
 from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.offline import Collect, Collected
+from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -44,8 +43,8 @@ class Desk:
             lambda: self.failure,
         )
 
-    def open(self, **sampling: object) -> None:
-        self.hub.open("r-1", "s", [1, 2, 3], SamplingParams(**sampling), 0)  # type: ignore[arg-type]
+    def open(self, session: str = "", **sampling: object) -> None:
+        self.hub.open("r-1", session, [1, 2, 3], SamplingParams(**sampling), 0)  # type: ignore[arg-type]
 
     def say(self, text: str, index: int = 0) -> list[bool]:
         return [self.hub.push("r-1", index, ord(letter), None, ended=False) for letter in text]
@@ -94,29 +93,6 @@ def test_the_earliest_of_several_stop_texts_wins(desk: Desk) -> None:
     assert desk.fetch().text == "w"
 
 
-@pytest.mark.parametrize(
-    ("sampling", "text", "reason", "stop_reason"),
-    [
-        ({"stop": ["yz", "xyz"]}, "wxyz", "stop", "xyz"),
-        ({"stop": ["q"], "stop_token_ids": [ord("z")]}, "wz", "stop", ord("z")),
-        ({"stop_token_ids": [ord("a")]}, "wz", "stop", None),
-        ({"stop_token_ids": [ord("z")]}, "wz", "length", None),
-        ({"stop": ["z"]}, "wz", "length", "z"),
-    ],
-)
-def test_a_reader_gets_the_stop_text_or_token_that_ended_a_sample(
-    desk: Desk, sampling: dict[str, Any], text: str, reason: str, stop_reason: str | int | None
-) -> None:
-    """At the end of sequence it is None. A stop text in the last allowed token is the reason, too."""
-    desk.open(**sampling)
-    desk.say(text)
-    output = desk.hub.get("r-1")
-    assert output is not None and as_wire(output).samples[0].stop_reason is None
-    desk.hub.finish("r-1", 0, reason)
-    assert as_wire(output).samples[0].stop_reason == stop_reason
-    assert (as_wire(output).cached_tokens, as_wire(output).timings) == (None, None)
-
-
 def test_no_stop_text_before_min_tokens(desk: Desk) -> None:
     desk.open(stop=["b"], min_tokens=3)
     assert desk.say("ab") == [False, False]
@@ -151,10 +127,14 @@ def test_an_unknown_request_or_sample_is_an_answer(desk: Desk) -> None:
     assert texts == ["no request r-9", "no sample 1 of r-1 (it has 1)"]
 
 
-def test_collect_waits_for_finished_ones_only(desk: Desk) -> None:
-    desk.open(n=2)
-    ask = Collect(nonce=1, session="s", since=0, finished_only=True, wait_ms=60_000)
-    desk.hub.collect(b"c", ask)
+def followed(desk: Desk, **fields: object) -> None:
+    question = Follow(nonce=1, session="s", since=-1, wait_ms=60_000, **fields)  # type: ignore[arg-type]
+    desk.hub.follow(b"c", question)
+
+
+def test_a_session_may_wait_for_the_ends_of_requests_alone(desk: Desk) -> None:
+    desk.open(session="s", n=2)
+    followed(desk, finished_only=True)
     desk.say("ab", 0)
     desk.hub.finish("r-1", 0, "stop")
     desk.hub.serve_waiters()
@@ -163,20 +143,46 @@ def test_collect_waits_for_finished_ones_only(desk: Desk) -> None:
     desk.hub.finish("r-1", 1, "length")
     desk.hub.serve_waiters()
     answer = desk.answers.pop()
-    assert isinstance(answer, Collected)
-    assert [sample.text for sample in answer.outputs[0].samples] == ["ab", "c"]
+    assert isinstance(answer, News)
+    assert [(piece.token_ids, piece.finish_reason) for piece in answer.pieces] == [
+        ([ord("a"), ord("b")], "stop"), ([ord("c")], "length")
+    ]  # fmt: skip
     desk.hub.forget(["r-1"])
     assert "r-1" not in desk.hub
 
 
-def test_collectors_are_told_when_nothing_more_will_come(desk: Desk) -> None:
-    desk.open()
-    desk.hub.collect(b"c", Collect(nonce=1, session="s", since=0, finished_only=True, wait_ms=60_000))
+@pytest.mark.parametrize("finished_only", [False, True])
+def test_sessions_are_told_when_nothing_more_will_come(desk: Desk, finished_only: bool) -> None:
+    desk.open(session="s")
+    followed(desk, finished_only=finished_only)
     desk.failure = "stage 1 is lost"
     desk.hub.serve_waiters()
     answer = desk.answers.pop()
-    assert isinstance(answer, Collected)
-    assert (answer.outputs, answer.error) == ([], "stage 1 is lost")
+    assert isinstance(answer, News)
+    assert (answer.pieces, answer.error) == ([], "stage 1 is lost")
+
+
+def test_the_text_of_a_session_is_made_from_the_first_look_on(desk: Desk) -> None:
+    """A console may look at a request whose program makes its text by itself."""
+    desk.open(session="s")
+    desk.say("hello")
+    output = desk.hub.get("r-1")
+    assert output is not None and output.samples[0].growing is None
+    assert (desk.fetch().text, len(desk.fetch(offset=3).token_ids)) == ("hello", 2)
+    desk.say(" you")
+    assert desk.fetch(text_offset=5).text == " you"
+    desk.hub.push("r-1", 0, ord("!"), None, ended=True)
+    desk.hub.finish("r-1", 0, "stop")
+    assert (desk.fetch().text, desk.fetch().finish_reason) == ("hello you", "stop")
+
+
+def test_a_session_that_has_ended_before_the_first_look_has_its_text_then(desk: Desk) -> None:
+    desk.open(session="s", detokenize=False)
+    desk.say("hello")
+    desk.hub.finish("r-1", 0, "length")
+    output = desk.hub.read("r-1")
+    assert output is not None and output.samples[0].text == "hello"
+    assert (desk.fetch().text, desk.fetch().finish_reason) == ("hello", "length")
 
 
 def test_a_stop_text_that_begins_before_min_tokens_is_not_shown_and_then_cut(desk: Desk) -> None:
@@ -201,15 +207,6 @@ def test_a_stop_text_in_the_last_token_is_the_reason(desk: Desk) -> None:
     assert desk.say("abc")[-1] is True
     desk.hub.finish("r-1", 0, "length")
     assert (desk.fetch().text, desk.fetch().finish_reason) == ("ab", "stop")
-
-
-def test_an_offline_session_does_not_see_text_that_may_be_cut(desk: Desk) -> None:
-    desk.open(stop=["END"])
-    desk.say("the EN")
-    desk.hub.collect(b"c", Collect(nonce=1, session="s", since=0, finished_only=False, wait_ms=0))
-    answer = desk.answers.pop()
-    assert isinstance(answer, Collected)
-    assert answer.outputs[0].samples[0].text == "the "
 
 
 def test_stop_texts_without_number_or_end_are_refused() -> None:
@@ -267,7 +264,7 @@ def test_a_restored_output_reads_as_it_did(desk: Desk, sampling: dict[str, objec
     samples += [SampleState() for _ in range(params.n - 1)]
     fresh.hub.restore(
         Entered(
-            name="r-1", session="s", first=0, prompt_ids=compact([1, 2, 3]), sampling=params, seed=1, owner="",
+            name="r-1", session="", first=0, prompt_ids=compact([1, 2, 3]), sampling=params, seed=1, owner="",
             arrival=0.0, samples=samples,
         )
     )  # fmt: skip

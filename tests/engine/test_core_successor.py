@@ -12,7 +12,7 @@ from ppengine.core.journal_records import Answered, Entered, Tokens
 from ppengine.core.successor import MOST_DEATHS
 from ppengine.protocol.control import Accepted, Command, Fetch, Fetched, Outcome, Refused
 from ppengine.protocol.facts import GenerationBegan, Serving
-from ppengine.protocol.offline import Added, AddMany, Collect, Collected
+from ppengine.protocol.offline import Added, AddMany, Follow, News
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Drained
@@ -200,19 +200,22 @@ def test_an_offline_session_goes_on_and_its_messages_count_once() -> None:
     world.engine.offline.add_many(b"llm", many)
     added = world.answers[-1][1]
     assert isinstance(added, Added)
-    world.engine.outputs.collect(b"llm", Collect(nonce=5, session="s", since=0, finished_only=True, wait_ms=0))
-    cursor = world.answers[-1][1].cursor  # type: ignore[attr-defined]
     world.engine.advance()
-    some(world, 5)
+    some(world, 3)
+    world.engine.outputs.follow(b"llm", Follow(nonce=5, session="s", since=-1, wait_ms=0))
+    before = world.answers[-1][1]
+    assert isinstance(before, News) and all(0 < len(piece.token_ids) < 8 for piece in before.pieces)
+    some(world, 2)
     fresh = follow(world)
     fresh.engine.offline.add_many(b"llm2", many)
     assert fresh.answers[-1] == (b"llm2", added) and len(fresh.engine.requests.live()) == 3
     fresh.run()
-    fresh.engine.outputs.collect(b"llm2", Collect(nonce=6, session="s", since=cursor, finished_only=True, wait_ms=0))
+    question = Follow(nonce=6, session="s", since=before.cursor, wait_ms=0, finished_only=True)
+    fresh.engine.outputs.follow(b"llm2", question)
     answer = fresh.answers[-1][1]
-    assert isinstance(answer, Collected) and answer.cursor > cursor
-    assert [output.request for output in answer.outputs] == added.requests
-    assert all(output.samples[0].token_ids == list(range(8)) for output in answer.outputs)
+    assert isinstance(answer, News) and answer.cursor > before.cursor
+    assert [piece.request for piece in answer.pieces] == added.requests
+    assert all((piece.offset, piece.token_ids) == (0, list(range(8))) for piece in answer.pieces)
     fresh.engine.outputs.forget(added.requests)
     assert list(follow(fresh).engine.outputs) == []
 

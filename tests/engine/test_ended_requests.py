@@ -13,7 +13,7 @@ from ppengine.core.output_state import LOGPROB_TOKENS
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Fetch, Fetched, Inspect, Inspected, Logprob
 from ppengine.protocol.inspection import RequestDetail
-from ppengine.protocol.offline import AddMany, Collect, Collected
+from ppengine.protocol.offline import AddMany, Follow, News
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 from test_core_successor import follow
@@ -47,10 +47,10 @@ def fetched(core: CoreWorld) -> Fetched:
     return answer
 
 
-def collected(core: CoreWorld) -> Collected:
-    core.engine.outputs.collect(b"c", Collect(nonce=2, session="s", since=0, finished_only=True, wait_ms=0))
+def news(core: CoreWorld) -> News:
+    core.engine.outputs.follow(b"c", Follow(nonce=2, session="s", since=-1, wait_ms=0, finished_only=True))
     answer = core.answers[-1][1]
-    assert isinstance(answer, Collected)
+    assert isinstance(answer, News)
     return answer
 
 
@@ -74,15 +74,15 @@ def test_an_ended_request_leaves_no_list_of_tokens_and_is_read_as_before() -> No
         assert (detail(after).prompt_token_ids, detail(after).output_token_ids) == (PROMPT, ANSWER)
 
 
-def test_prompts_of_a_session_leave_no_list_of_tokens_and_are_collected_as_before() -> None:
+def test_prompts_of_a_session_leave_no_list_of_tokens_and_are_followed_as_before() -> None:
     core = world()
     prompt = Submit(prompt_token_ids=list(PROMPT), request="a", sampling=SAMPLING)
     core.engine.offline.add_many(b"o", AddMany(nonce=1, session="s", submissions=[prompt]))
     del prompt
     core.run()
     assert not lists(core, PROMPT) and not lists(core, ANSWER[:10])
-    [output] = collected(core).outputs
-    assert (output.prompt_token_ids.tolist(), output.samples[0].token_ids) == (PROMPT, ANSWER)
+    [piece] = news(core).pieces
+    assert (piece.token_ids, piece.finish_reason) == (ANSWER, "length")
 
 
 class Hub:

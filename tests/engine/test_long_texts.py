@@ -12,7 +12,6 @@ from engines import wait_until
 from ppengine.common import template_process
 from ppengine.core import submission_steps, submissions
 from ppengine.protocol.control import Accepted, Refused
-from ppengine.protocol.offline import AbortMany, Added, AddMany
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
@@ -99,35 +98,3 @@ def test_too_much_text_is_refused_at_once(world, monkeypatch):
     names = [submit(world, LONG) for _ in range(4)]
     assert world.last(names[3]).code == "BUSY" and "wait for the tokenizer" in world.last(names[3]).text
     assert len(prompt_of(world, names[2])) == 1 + len(LONG)
-
-
-def add(world, nonce, *prompts):
-    verbs = [
-        Submit(sampling=SAMPLING, request=f"m{nonce}-{at}", **({"prompt": one} if isinstance(one, str) else one))
-        for at, one in enumerate(prompts)
-    ]
-    world.now = time.monotonic()
-    world.engine.offline.add_many(b"p", AddMany(nonce=nonce, session="s", submissions=verbs))
-
-
-def added(world, nonce):
-    return [one for _, one in world.answers if isinstance(one, Added) and one.nonce == nonce]
-
-
-def test_a_batch_of_texts_and_tokens_keeps_its_order(world):
-    add(world, 1, "one", {"prompt_token_ids": [5, 6]}, "and two")
-    add(world, 1, "one", {"prompt_token_ids": [5, 6]}, "and two")
-    world.until(lambda: added(world, 1), "the batch is queued")
-    assert added(world, 1)[0].requests == ["m1-0", "m1-1", "m1-2"]
-    prompts = [world.engine.outputs.get(f"m1-{at}").prompt_ids.tolist() for at in range(3)]
-    assert prompts == [[world.begin, *ids_of("one")], [5, 6], [world.begin, *ids_of("and two")]]
-
-
-def test_a_batch_that_is_aborted_meanwhile_is_not_queued(world):
-    add(world, 1, LONG)
-    world.engine.offline.abort(AbortMany(session="s", requests=["m1-0"]))
-    add(world, 2, LONG, "x" * 65)
-    assert added(world, 2)[0].error.startswith("prompt 1: the prompt has 65 characters")
-    add(world, 3, LONG)
-    world.until(lambda: added(world, 3), "a later batch is queued")
-    assert added(world, 1) == [] and "m1-0" not in world.engine.outputs

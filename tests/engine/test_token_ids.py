@@ -95,7 +95,7 @@ def test_prompts_in_arrays_are_those_that_lists_would_be() -> None:
         (Submit(prompt_token_ids=[3, -1]), [], f"prompt 1: token id -1 is not in the vocabulary (0 to {VOCAB - 1})"),
         (Submit(prompt_token_ids=[2**40]), [], f"prompt 1: token id {2**40} is not in the vocabulary"),
         (Submit(prompt_token_ids=[3]), [3], "prompt 1: give either a prompt text or prompt_token_ids"),
-        (Submit(prompt="x"), [3], "prompt 1: give either a prompt text or prompt_token_ids"),
+        (Submit(prompt="x"), [3], "prompt 1: prompt is a text; a session has token ids alone"),
         (Submit(), [], "prompt 1: give either a prompt text or prompt_token_ids"),
         (Submit(prompt_token_ids=[]), [], "prompt 1: the prompt is empty"),
         (Submit(prompt_token_ids=[-1] * 64), [], "prompt 1: the prompt has 64 tokens, max_model_len is 64"),

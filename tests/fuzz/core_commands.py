@@ -77,8 +77,8 @@ class CoreCommands:
                 engine.details.answer(message)
             case offline.AddMany():
                 engine.offline.add_many(b"c", message)
-            case offline.Collect():
-                engine.outputs.collect(b"c", message)
+            case offline.Follow():
+                engine.outputs.follow(b"c", message)
             case offline.AbortMany():
                 engine.requests.abort_many(message.requests)
             case offline.EndSamples():

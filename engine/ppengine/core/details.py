@@ -59,8 +59,8 @@ class Details:
 
     def _of_request(self, scheduler: Scheduler, name: str) -> RequestDetail | None:
         """Return the detail of a live or ended request; None if there is none of this name."""
-        members, output = self._requests.members(name), self._outputs.get(name)
+        members, output = self._requests.members(name), self._outputs.read(name)
         if members:
-            return live_detail(scheduler, members[0], self._outputs.get(members[0].group), self._clock())
+            return live_detail(scheduler, members[0], self._outputs.read(members[0].group), self._clock())
         ending = output.samples[0].ending if output is not None else None
         return ended_detail(output, ending, self._clock()) if output is not None and ending is not None else None

@@ -136,7 +136,7 @@ class Engine:
         self.constraints = constraints = Constraints(*processes, requests, frozenset(spec.eos_token_ids), clock)
         self.rules = rules = ClientRules(requests, operations, clock)
         self.offline = OfflineRequests(
-            health, submissions, self.templates, constraints, requests, rules, self.outputs, journal, reply
+            health, submissions, constraints, requests, rules, self.outputs, journal, reply
         )  # fmt: skip
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)

@@ -20,7 +20,6 @@ from ppengine.protocol.metrics import MetricsQuery, StageFigures
 from ppengine.protocol.offline import (
     AbortMany,
     AddMany,
-    Collect,
     EndSamples,
     Follow,
     ForgetMany,
@@ -137,8 +136,6 @@ class FrontDesk:
                 self._front.reply(client, engine.details.answer(message))
             case AddMany():
                 engine.offline.add_many(client, message)
-            case Collect():
-                engine.outputs.collect(client, message)
             case Follow():
                 engine.outputs.follow(client, message)
             case OpenSession():

@@ -9,7 +9,6 @@ from functools import partial
 
 import msgspec
 
-from ppengine.common.template_process import TemplateProcess, TooManyChatsError
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.constraints import FIELD, BadGrammarError, Constraints, TooManyGrammarsError
 from ppengine.core.health import Health
@@ -18,11 +17,11 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
-from ppengine.core.submissions import Submissions, by_tokens
-from ppengine.protocol.chat_messages import Rendered, Tokenized
+from ppengine.core.submissions import Submissions
 from ppengine.protocol.offline import AbortMany, Added, AddMany
 from ppengine.protocol.prompt_scores import values_of
 from ppengine.protocol.token_ids import compact
+from ppengine.protocol.verbs import Submit
 
 AGAIN_S = 1
 """Seconds after which there may be room for log-probabilities of prompts."""
@@ -40,7 +39,6 @@ class OfflineRequests:
 
     _health: Health
     _submissions: Submissions
-    _templates: TemplateProcess
     _constraints: Constraints
     _requests: LiveRequests
     _rules: ClientRules
@@ -50,7 +48,7 @@ class OfflineRequests:
     added: OrderedDict[tuple[str, int], list[str]] = field(init=False, default_factory=OrderedDict)
     """Requests of the newest messages, by session and number: one that is repeated is carried out once."""
     _preparing: dict[tuple[str, int], tuple[bytes, AddMany]] = field(init=False, default_factory=dict)
-    """Messages whose grammars are being compiled, or whose texts tokenized, with the client, by session and number."""
+    """Messages whose grammars are being compiled, with the client, by session and number."""
 
     def add_many(self, client: bytes, message: AddMany) -> None:
         """Queue the requests of a message: all of them or none, and once however often it comes; or check them."""
@@ -76,35 +74,6 @@ class OfflineRequests:
             text = f"{FIELD}: {error}"
             self._reply(client, Added(nonce=message.nonce, requests=[], error=text, later=later))
             return
-        try:
-            texts = self._submissions.long_texts(message.submissions)
-            if texts:
-                self._templates.check_room()
-        except (DoesNotFit, ValueError):
-            texts = []  # `_add` names the prompt.
-        except TooManyChatsError as problem:
-            self._reply(client, Added(nonce=message.nonce, requests=[], error=str(problem), later=True))
-            return
-        if texts:
-            self._preparing[key] = client, message
-            self._templates.tokenize(texts, partial(self._tokenized, key))
-        else:
-            self._add(client, message)
-
-    def _tokenized(self, key: tuple[str, int], answer: Rendered | Tokenized) -> None:
-        """Queue a message by the tokens of its texts, unless its client has left."""
-        client, message = self._preparing.pop(key, (b"", None))
-        if message is None:
-            return
-        if answer.error or not isinstance(answer, Tokenized):
-            later = answer.code == "BUSY"
-            self._reply(client, Added(nonce=message.nonce, requests=[], error=answer.error, later=later))
-            return
-        tokens = iter(answer.token_ids)
-        message.submissions = [
-            by_tokens(one, next(tokens)) if one.prompt is not None and one.prompt_token_ids is None else one
-            for one in message.submissions
-        ]
         self._add(client, message)
 
     def _add(self, client: bytes, message: AddMany) -> None:
@@ -168,6 +137,7 @@ class OfflineRequests:
         tokens = message.tokens or [compact()] * count
         for number, (verb, ids) in enumerate(zip(message.submissions, tokens, strict=True), message.first):
             try:
+                _check_ids_alone(verb)
                 group = self._submissions.requests(verb, owner=owner, client=message.client, tokens=ids)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
@@ -178,3 +148,12 @@ class OfflineRequests:
                 seen.add(request.id)
             groups.append(group)
         return groups
+
+
+def _check_ids_alone(verb: Submit) -> None:
+    """Raise ValueError for a submission with a text: the program of a session makes its tokens."""
+    given = {
+        "prompt": verb.prompt is not None or verb.chat, "stop": verb.sampling.stop, "bad_words": verb.sampling.bad_words
+    }  # fmt: skip
+    if name := next((name for name, text in given.items() if text), ""):
+        raise ValueError(f"{name} is a text; a session has token ids alone")

@@ -34,13 +34,13 @@ class Sample:
     """One continuation as it grows."""
 
     growing: GrowingText | None = None
-    """Its text; None without a tokenizer."""
+    """Its text; None without a tokenizer, and in a session until a console looks at it."""
     tokens: TokenIds = field(default_factory=compact)
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     ending: Ending | None = None
     late: int = 0
-    """Leading tokens, those of a core before this one, whose text is not made yet."""
+    """Leading tokens whose text is not made yet: those of a core before this one, or before the first look."""
     known_text: str = ""
     """Text from a core before this one, in place of a growing one."""
 
@@ -53,15 +53,6 @@ class Sample:
     def shown(self) -> int:
         """Number of characters that a reader may have, because they will not change."""
         return len(self.known_text) if self.growing is None else self.growing.shown
-
-    def stop_reason(self, stop_token_ids: list[int]) -> str | int | None:
-        """Return the stop text that ended it, or the token if it is one of `stop_token_ids`; None: neither."""
-        if self.finish_reason != "stop":
-            return None
-        if self.growing is not None and self.growing.stop_text is not None:
-            return self.growing.stop_text
-        last = self.tokens[-1] if self.tokens else None
-        return last if last in stop_token_ids else None
 
     def push(self, token: int, ended: bool) -> bool:
         """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""

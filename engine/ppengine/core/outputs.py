@@ -15,7 +15,7 @@ from ppengine.core.journal_records import Entered
 from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.core.prompt_score_room import PromptScoreRoom
 from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
-from ppengine.protocol.offline import Collect, Collected, Follow, News, RequestOutput, SampleOutput
+from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import TokenIds
@@ -34,7 +34,7 @@ _Topic = tuple[Literal["more of", "news of", "end in"], str]
 """Condition of a waiting question: more of a request, news of a session, or an end in a session."""
 
 
-_Question = Fetch | Collect | Follow
+_Question = Fetch | Follow
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class OutputHub:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        reply: Callable[[bytes, Fetched | Collected | News | Failed], None],
+        reply: Callable[[bytes, Fetched | News | Failed], None],
         clock: Callable[[], float],
         failure: Callable[[], str],
         dropped: Callable[[list[str]], None] = lambda names: None,
@@ -75,10 +75,10 @@ class OutputHub:
         self._failure, self._dropped = failure, dropped
 
     def open(self, request: str, session: str, prompt_ids: TokenIds, sampling: SamplingParams, number: int) -> Output:
-        """Begin the output of a request. A request id is used once."""
+        """Begin the output of a request. A request id is used once. A session makes its text itself."""
         samples = [Sample() for _ in range(sampling.n)]
         output = Output(request, session, prompt_ids, sampling, samples, number=number)
-        if self._tokenizer is not None and sampling.detokenize:
+        if self._tokenizer is not None and sampling.detokenize and not session:
             for sample in output.samples:
                 stream = self._tokenizer.stream(prompt_ids)
                 sample.growing = GrowingText(stream, sampling.stop, sampling.min_tokens)
@@ -125,6 +125,17 @@ class OutputHub:
         output = self._outputs.get(request)
         if output is not None:
             _catch_up(output)
+        return output
+
+    def read(self, request: str) -> Output | None:
+        """Return the output of a request with its text; that of a session is made from its first look on."""
+        output = self.get(request)
+        if output is not None and output.session and self._tokenizer is not None:
+            for sample in output.samples:
+                if sample.growing is None and not sample.known_text:
+                    sample.growing = GrowingText(self._tokenizer.stream(output.prompt_ids))
+                    sample.late = len(sample.tokens)
+                    sample.catch_up()
         return output
 
     def text_of(self, tokens: list[int]) -> str:
@@ -178,11 +189,6 @@ class OutputHub:
             text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
             self._reply(client, Failed(nonce=question.nonce, code="INVALID", text=text))
         elif not self._answer_fetch(client, question, last=self._at_once(question)):
-            self._wait(client, question)
-
-    def collect(self, client: bytes, question: Collect) -> None:
-        """Answer now if outputs of the session changed after `since`, otherwise when they do."""
-        if not self._answer_collect(client, question, last=self._at_once(question)):
             self._wait(client, question)
 
     def follow(self, client: bytes, question: Follow) -> None:
@@ -243,16 +249,14 @@ class OutputHub:
     def _serve(self, waiter: _Waiter, last: bool) -> bool:
         if isinstance(waiter.question, Fetch):
             return self._answer_fetch(waiter.client, waiter.question, last)
-        if isinstance(waiter.question, Follow):
-            before = waiter.question.answers
-            over = self._answer_follow(waiter.client, waiter.question, last)
-            if waiter.question.answers < before:
-                waiter.deadline = self._clock() + waiter.question.wait_ms / 1e3
-            return over
-        return self._answer_collect(waiter.client, waiter.question, last)
+        before = waiter.question.answers
+        over = self._answer_follow(waiter.client, waiter.question, last)
+        if waiter.question.answers < before:
+            waiter.deadline = self._clock() + waiter.question.wait_ms / 1e3
+        return over
 
     def _answer_fetch(self, client: bytes, question: Fetch, last: bool) -> bool:
-        output = self.get(question.request)
+        output = self.read(question.request)
         if output is None or not 0 <= question.sample < len(output.samples):
             have = 0 if output is None else len(output.samples)
             text = f"no sample {question.sample} of {question.request} (it has {have})"
@@ -280,25 +284,6 @@ class OutputHub:
         )  # fmt: skip
         if output.finished:
             self._note_read(output)
-        return True
-
-    def _answer_collect(self, client: bytes, question: Collect, last: bool) -> bool:
-        outputs = [
-            output
-            for output in self._sessions.get(question.session, {}).values()
-            if output.changed > question.since and (output.finished or not question.finished_only)
-        ]
-        if not outputs and not last and not self._failure():
-            return False
-        for output in outputs:
-            _catch_up(output)
-            if question.finished_only:
-                self._note_read(output)
-        answer = Collected(
-            nonce=question.nonce, cursor=self._changes, outputs=[as_wire(output) for output in outputs],
-            error=self._failure() if not outputs else "",
-        )  # fmt: skip
-        self._reply(client, answer)
         return True
 
     def _answer_follow(self, client: bytes, question: Follow, last: bool) -> bool:
@@ -366,23 +351,3 @@ def _topic(question: _Question) -> _Topic:
     if isinstance(question, Fetch):
         return "more of", question.request
     return ("end in" if question.finished_only else "news of"), question.session
-
-
-def as_wire(output: Output) -> RequestOutput:
-    """Return the output of a request in the form of the offline API."""
-    ending, stops = output.samples[0].ending if output.finished else None, output.sampling.stop_token_ids
-    return RequestOutput(
-        output.request,
-        output.prompt_ids,
-        [
-            SampleOutput(
-                sample.tokens.tolist(), sample.text[: sample.shown], sample.finish_reason, list(sample.logprobs),
-                sample.stop_reason(stops),
-            )
-            for sample in output.samples
-        ],
-        output.finished,
-        output.prompt_logprobs,
-        None if ending is None else ending.detail.cached_tokens,
-        None if ending is None else ending.timings,
-    )  # fmt: skip

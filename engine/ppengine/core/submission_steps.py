@@ -67,12 +67,12 @@ class SubmissionSteps:
             self._wait(one)
             self._templates.render(chat, most, partial(self._rendered, one), self._defer(one))
             return False
-        texts = self._submissions.long_texts([one.verb])
-        if not texts:
+        text = self._submissions.long_text(one.verb)
+        if text is None:
             return True
         self._templates.check_room()
         self._wait(one)
-        self._templates.tokenize(texts, partial(self._tokenized, one), self._defer(one))
+        self._templates.tokenize([text], partial(self._tokenized, one), self._defer(one))
         return False
 
     def _rendered(self, one: Submission, answer: Rendered | Tokenized) -> None:

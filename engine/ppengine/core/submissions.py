@@ -82,8 +82,6 @@ class Submissions:
         ids: Sequence[int]
         if verb.prompt is None:
             ids = given or []
-        elif verb.chat:
-            raise ValueError("chat is for single submissions; a batch has texts or prompt_token_ids")
         else:
             ids = self._checked(verb.prompt).encode(verb.prompt)
         if not ids:
@@ -115,17 +113,13 @@ class Submissions:
         """Return the submission of a chat by the tokens of its text."""
         return by_tokens(verb, self._checked(text).encode_chat(text))
 
-    def long_texts(self, verbs: list[Submit]) -> list[str]:
-        """Return the prompts that are texts, if they are too long together to be tokenized here; else none.
-
-        Raises as `requests` for one that cannot fit.
-        """
-        texts = [one.prompt for one in verbs if one.prompt is not None and one.prompt_token_ids is None]
-        if sum(map(len, texts)) <= INLINE_CHARACTERS or any(one.chat for one in verbs):
-            return []
-        for text in texts:
-            self._checked(text)
-        return texts
+    def long_text(self, verb: Submit) -> str | None:
+        """Return the text of a prompt if it is too long to be tokenized here. Raises as `requests` if it cannot fit."""
+        text = verb.prompt
+        if text is None or verb.prompt_token_ids is not None or len(text) <= INLINE_CHARACTERS:
+            return None
+        self._checked(text)
+        return text
 
     def _checked(self, text: str) -> Tokenizer:
         """Return the tokenizer for `text`. Raises ValueError if there is none, DoesNotFit for a text too long."""

@@ -25,11 +25,12 @@ from ppengine.protocol.verbs import Submit
 
 
 class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
-    """Requests of one session, in order; answered by `Added`."""
+    """Requests of one session, in order; answered by `Added`. The core refuses texts: a session makes its own."""
 
     nonce: int
     session: str
     submissions: list[Submit]
+    """Without a text, stop texts and bad words."""
     first: int = 0
     """Number of the first prompt, for errors: many prompts come in portions."""
     owner: str = ""
@@ -39,7 +40,7 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     check: bool = False
     """Check the prompts alone: none is queued, and the answer has no ids."""
     tokens: list[TokenIds] = []
-    """Token ids of the prompts, if not in the submissions: one array each, empty for a text. Many are long lists."""
+    """Token ids of the prompts, if not in the submissions: one array each. Many are long lists."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):
@@ -54,51 +55,6 @@ class Added(msgspec.Struct, tag="added", kw_only=True):
     """The engine takes no prompts now, as it drains or loads: the same ones may do later."""
     again_s: int = 0
     """Seconds after which to try again, for prompts above a limit of the client; 0: no limit refused them."""
-
-
-class Collect(msgspec.Struct, tag="collect", kw_only=True):
-    """Outputs of a session that changed after `since`; `finished_only` leaves out what still runs."""
-
-    nonce: int
-    session: str
-    since: int
-    finished_only: bool
-    wait_ms: int
-
-
-class SampleOutput(msgspec.Struct, array_like=True):
-    """One continuation in full."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None
-    logprobs: list[Logprob] = []
-    stop_reason: str | int | None = None
-    """The stop text or the stop token that ended it; None: neither."""
-
-
-class RequestOutput(msgspec.Struct, array_like=True):
-    """A request with its continuations so far."""
-
-    request: str
-    prompt_token_ids: TokenIds
-    samples: list[SampleOutput]
-    finished: bool
-    prompt_logprobs: list[PromptLogprob | None] = []
-    cached_tokens: int | None = None
-    """At the end: prompt tokens whose blocks were cached. None also if a core before this one ended it."""
-    timings: Timings | None = None
-    """At the end: those of the first sample; None also if a core before this one ended it."""
-
-
-class Collected(msgspec.Struct, tag="collected", kw_only=True):
-    """Answer to Collect; pass `cursor` as the next `since`."""
-
-    nonce: int
-    cursor: int
-    outputs: list[RequestOutput]
-    error: str = ""
-    """Why nothing more will come: a stage is lost."""
 
 
 class OpenSession(msgspec.Struct, tag="open-session", kw_only=True):
@@ -206,13 +162,13 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 
 ToFront = (
-    Command | Fetch | Inspect | AddMany | Collect | OpenSession | Follow | AbortMany | EndSamples | ForgetMany
+    Command | Fetch | Inspect | AddMany | OpenSession | Follow | AbortMany | EndSamples | ForgetMany
     | StateQuery | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms`,
 `StageFigures` and `Recall` are the gateway's."""
 FromFront = (
-    Reply | Fetched | Inspected | Failed | Added | Collected | News | CoreMetrics | StateAnswer
+    Reply | Fetched | Inspected | Failed | Added | News | CoreMetrics | StateAnswer
     | StartStage
 )  # fmt: skip
 """`StartStage` is for the supervisor alone."""
