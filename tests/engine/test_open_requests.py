@@ -290,3 +290,25 @@ def test_outputs_are_those_of_transformers_however_often_the_core_is_killed(
         for name, output in done.items() for sample in output.outputs
     }  # fmt: skip
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("count", "stop", "finished_only", "asks"),
+    [
+        (1, [], True, (1000, True)),
+        (1, [], False, (1000, False)),
+        (1, ["x"], False, (1000, False)),
+        (1, ["x"], True, (4, True)),
+        (80, ["x"], True, (14, True)),
+        (5000, ["x"], True, (24, True)),
+    ],
+)
+def test_stop_texts_are_looked_for_after_a_few_milliseconds(
+    count: int, stop: list[str], finished_only: bool, asks: tuple[int, bool]
+) -> None:
+    engine: Any = LLMEngine.__new__(LLMEngine)
+    engine._engine, engine._session, engine._cursor = Core(Random(1), 0.0, {}), "s", 3
+    engine._open = OpenRequests(lambda: TOKENIZER)
+    engine._open.add({str(one): OpenRequest(None, compact([1]), SamplingParams(stop=stop)) for one in range(count)})
+    question = engine._question(finished_only=finished_only)
+    assert (question.wait_ms, question.finished_only) == asks and question.since == 3 and question.timings

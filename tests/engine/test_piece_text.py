@@ -96,3 +96,24 @@ def test_a_stop_text_counts_from_min_tokens_on(ours: Tokenizer, theirs: Any) -> 
     tokens = theirs.encode(" a a a a", add_special_tokens=False)
     sample = made(ours, [" a"], min_tokens=3)
     assert sample.take(tokens, None) == (" a a", 3, 3, "stop")
+
+
+@given(
+    text=st.sampled_from(TEXTS), cuts=st.lists(st.integers(0, 200), max_size=6), min_tokens=st.integers(0, 12),
+    stops=st.lists(st.text("a said: 漢🚀the", min_size=1, max_size=3), min_size=1, max_size=3),
+)  # fmt: skip
+def test_tokens_that_come_together_end_as_one_by_one(
+    ours: Tokenizer, text: str, cuts: list[int], min_tokens: int, stops: list[str]
+) -> None:
+    tokens = ours.encode_chat(text)
+
+    def run(pieces: list[list[int]]) -> tuple[str, int, int, str | None]:
+        sample, shown, kept_all = made(ours, stops, min_tokens), "", 0
+        for number, piece in enumerate(pieces, 1):
+            more, _, kept, reason = sample.take(piece, "length" if number == len(pieces) else None)
+            shown, kept_all = shown + more, kept_all + kept
+            if reason is not None:
+                break
+        return shown, kept_all, sample.given, sample.stop_text
+
+    assert run(pieces_of(tokens, cuts)) == run([[token] for token in tokens])

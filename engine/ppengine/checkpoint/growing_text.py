@@ -38,9 +38,11 @@ class GrowingText:
 
     def push(self, token: int) -> bool:
         """Append the text of a token; return whether it completes a stop text."""
-        self.count += 1
         assert self._stream is not None, "the text has ended"
-        piece = self._stream.push(token)
+        return self._push_text(self._stream.push(token))
+
+    def _push_text(self, piece: str) -> bool:
+        self.count += 1
         self.text += piece
         stops = self._stops
         if not stops or not piece:
@@ -54,6 +56,21 @@ class GrowingText:
         self._held_back = may_begin(self.text, stops)
         return False
 
+    def push_each(self, tokens: Sequence[int]) -> int | None:
+        """Append the texts of tokens; return how many of them there are up to a stop text, None without one."""
+        if self.count < self._min_tokens or len(tokens) < 2:
+            return next((count for count, token in enumerate(tokens, 1) if self.push(token)), None)
+        assert self._stream is not None, "the text has ended"
+        pieces, before = list(map(self._stream.push, tokens)), self.text
+        more = "".join(pieces)
+        self.text += more
+        if not self._stops or find_stop(self.text, self._stops, len(more)) is None:
+            self.count += len(tokens)
+            self._held_back = may_begin(self.text, self._stops) if self._stops else 0
+            return None
+        self.text = before
+        return next(count for count, piece in enumerate(pieces, 1) if self._push_text(piece))
+
     def extend(self, tokens: list[int], by_stop: bool = False) -> None:
         """Append the text of `tokens` up to a stop text.
 
@@ -65,7 +82,7 @@ class GrowingText:
             self.count += len(tokens)
             self.text += self._stream.extend(sure)
             return
-        if any(self.push(token) for token in sure) or not by_stop or not tokens:
+        if self.push_each(sure) is not None or not by_stop or not tokens:
             return
         before = self.text
         if not self.push(tokens[-1]):

@@ -48,12 +48,10 @@ class PieceText:
 
     def _take(self, growing: GrowingText, tokens: list[int], reason: str | None) -> tuple[str, int, int, str | None]:
         by_token = reason == "stop" and bool(tokens)
-        spoken = kept = len(tokens)
-        spoken -= by_token
-        for count, token in enumerate(tokens[:spoken], 1):
-            if growing.push(token):
-                spoken, kept, by_token, reason = count, count, False, "stop"
-                break
+        kept, spoken = len(tokens), len(tokens) - by_token
+        stopped = growing.push_each(tokens[:-1] if by_token else tokens)
+        if stopped is not None:
+            spoken, kept, by_token, reason = stopped, stopped, False, "stop"
         if reason is not None:
             self.over = True
             growing.end(by_stop_token=by_token)

@@ -23,6 +23,11 @@ from ppengine.protocol.sampling import SamplingParams
 
 NEWS_MS = 1000
 """Milliseconds after which the core answers without an end: then text is made of the tokens so far."""
+STOPS_LEAST_MS, STOPS_MOST_MS, REQUESTS_A_MS = 4, 24, 8
+"""The same while stop texts are looked for: least, most, and the open requests for one more.
+
+A message with single tokens of many requests costs more than the tokens that are computed behind a stop text.
+"""
 
 
 class LLMEngine:
@@ -132,11 +137,7 @@ class LLMEngine:
 
         `finished_only`: wait for ends, and return those that have ended.
         """
-        question = wire.Follow(
-            nonce=self._engine.nonce(), session=self._session, since=self._cursor, wait_ms=NEWS_MS, timings=True,
-            finished_only=finished_only and not self._open.have_stops,
-        )  # fmt: skip
-        news = self._engine.ask(question, wire.News)
+        news = self._engine.ask(self._question(finished_only=finished_only), wire.News)
         if news.error and self._open:
             raise EngineError(news.error)
         taken = self._open.take(news)
@@ -159,6 +160,16 @@ class LLMEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _question(self, *, finished_only: bool) -> wire.Follow:
+        """Return a question for news, or with `finished_only` for ends and, after a time, for all news."""
+        wait_ms = NEWS_MS
+        if finished_only and self._open.have_stops:
+            wait_ms = min(STOPS_LEAST_MS + len(self._open) // REQUESTS_A_MS, STOPS_MOST_MS)
+        return wire.Follow(
+            nonce=self._engine.nonce(), session=self._session, since=self._cursor, wait_ms=wait_ms,
+            timings=True, finished_only=finished_only,
+        )  # fmt: skip
 
     def _send(self, submissions: list[Submission], *, check: bool = False) -> Iterator[dict[str, OpenRequest]]:
         """Send submissions in portions, with the tokens of their texts; yield the requests of each.
