@@ -18,6 +18,7 @@ from operators import Operator
 from ppengine.common.config import profiles_dir
 from ppengine.gateway.audit import ENDS
 from ppengine.offline.llm import LLM
+from ppengine.offline.request_output import RequestOutput
 from ppengine.protocol.control import Logprob, Outcome
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Snapshot
@@ -36,6 +37,7 @@ from ppengine.protocol.verbs import (
 )
 from serving import LASTING_S, Served, audited
 from streaming import stream
+from transformers import AutoTokenizer
 
 from profiles import small
 
@@ -53,6 +55,11 @@ def folder(checkpoint_root: Path) -> Path:
 def expected(folder: Path) -> list[list[int]]:
     """Tokens of transformers, for each prompt."""
     return reference.greedy_each(folder, PROMPTS, STEPS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY)
 
 
 @pytest.fixture
@@ -310,6 +317,34 @@ def test_an_offline_session_goes_on(folder: Path, expected: list[list[int]]) -> 
                 killed = True
                 os.kill(child(engine.supervisor_pid, "ppengine.core"), signal.SIGKILL)
         assert [done[name] for name in names] == expected
+
+
+@pytest.mark.usefixtures("forked_llm")
+def test_texts_of_a_program_go_on_to_their_stop_texts(tokenizer: Any) -> None:
+    """The program keeps text and tokens: the core sends all again, and it drops those that it has."""
+    prompts = ["The king said", "Once upon a time", "To pause the engine,"]
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    tokens = reference.greedy_each(TINY, ids, STEPS)
+    texts = [tokenizer.decode(each, skip_special_tokens=True) for each in tokens]
+    stops = [text[len(text) // 2 :][:9] for text in texts]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True, stop=[stop], prompt_logprobs=0)
+        for stop in stops
+    ]  # fmt: skip
+    with LLM(small(TINY, stages=2, model={"skip_tokenizer": False}, name="offline-texts")) as llm:
+        engine = llm.llm_engine
+        names = engine.add_many(prompts, params)
+        while not engine.step():
+            pass
+        os.kill(child(engine.supervisor_pid, "ppengine.core"), signal.SIGKILL)
+        done: dict[str, RequestOutput] = {}
+        while engine.has_unfinished_requests():
+            done |= {output.request_id: output for output in engine.step(finished_only=True)}
+    for name, text, stop in zip(names, texts, stops, strict=True):
+        (sample,) = done[name].outputs
+        assert (sample.text, sample.finish_reason, sample.stop_reason) == (text[: text.index(stop)], "stop", stop)
+        kept = tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+        assert text.startswith(kept) and stop in kept and done[name].prompt_logprobs is not None
 
 
 def child(parent: int, module: str) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import reference
 from engines import wait_until
@@ -99,6 +102,58 @@ def test_the_reason_of_each_end(llm: LLM) -> None:
     assert (by_token.outputs[0].finish_reason, by_token.outputs[0].stop_reason) == ("stop", tokens[2])
     assert by_end.outputs[0].text in ("yes", "no")
     assert (by_end.outputs[0].finish_reason, by_end.outputs[0].stop_reason) == ("stop", None)
+
+
+def cut(tokenizer: Any, tokens: list[int], stop: str) -> tuple[str, list[int], str]:
+    """Return text, tokens and reason of a sample whose tokens these are, by transformers' text of the whole."""
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    if stop not in text:
+        return text, tokens, "length"
+    parts = (tokens[:count] for count in range(1, len(tokens) + 1))
+    kept = next(part for part in parts if stop in tokenizer.decode(part, skip_special_tokens=True))
+    return text[: text.index(stop)], kept, "stop"
+
+
+def test_characters_over_several_tokens_and_stop_texts_among_them(llm: LLM, tokenizer: Any) -> None:
+    """The first are bytes at random, which make few characters; the others are characters of several bytes."""
+    alphabet = [token for token in range(10, 500) if "\ufffd" in tokenizer.decode([token])]
+    characters = StructuredOutputsParams(regex="(漢|字|🙂|🚀|é|“){60}")
+    common = {"n": 4, "max_tokens": 80, "seed": 5, "ignore_eos": True, "temperature": 5.0}
+    params = [
+        SamplingParams(**common, allowed_token_ids=alphabet), SamplingParams(**common, structured_outputs=characters)
+    ]  # fmt: skip
+    whole = llm.generate(["Once", "漢字が"], params, use_tqdm=False)
+    for output in whole:
+        for sample in output.outputs:
+            assert sample.text == tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+    assert "\ufffd" in whole[0].outputs[0].text
+    text = whole[1].outputs[1].text
+    stop = next(text[at : at + 3] for at in range(5, 20) if len(text[at : at + 3].encode()) > 8)
+    wanted = [[cut(tokenizer, sample.token_ids, stop) for sample in output.outputs] for output in whole]
+    stops = [msgspec.structs.replace(one, stop=["never", stop]) for one in params]
+    stopped = llm.generate(["Once", "漢字が"], stops, use_tqdm=False)
+    found = [[(one.text, one.token_ids, one.finish_reason) for one in output.outputs] for output in stopped]
+    assert found == wanted
+    assert stopped[1].outputs[1].stop_reason == stop and stopped[1].metrics is not None
+
+
+def test_an_interrupted_call_leaves_nothing_running(llm: LLM) -> None:
+    endless = SamplingParams(max_tokens=900, ignore_eos=True, stop=["never"])
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["Once"] * 8, endless, use_tqdm=False)
+    begun = time.monotonic()
+    (output,) = llm.generate("The king said", GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == reference.greedy(TINY, output.prompt_token_ids, STEPS)
+    wait_until(lambda: not (llm.llm_engine.step() or llm.llm_engine.has_unfinished_requests()), "the others have ended")
+    assert output.metrics is not None and time.monotonic() - begun < 60
+
+
+def test_the_tokenizer_of_the_checkpoint_is_at_hand(llm: LLM, tokenizer: Any) -> None:
+    ours = llm.get_tokenizer()
+    assert ours.encode("The king 漢") == tokenizer.encode("The king 漢")
+    assert ours.decode(ours.encode("The king 漢")) == "The king 漢"
 
 
 def test_log_probabilities_several_samples_and_times(llm: LLM) -> None:
