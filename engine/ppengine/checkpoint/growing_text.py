@@ -58,7 +58,9 @@ class GrowingText:
 
     def push_each(self, tokens: Sequence[int]) -> int | None:
         """Append the texts of tokens; return how many of them there are up to a stop text, None without one."""
-        if self.count < self._min_tokens or len(tokens) < 2:
+        if len(tokens) == 1:
+            return 1 if self.push(tokens[0]) else None
+        if self.count < self._min_tokens:
             return next((count for count, token in enumerate(tokens, 1) if self.push(token)), None)
         assert self._stream is not None, "the text has ended"
         pieces, before = list(map(self._stream.push, tokens)), self.text

@@ -36,9 +36,14 @@ class PieceText:
         growing = self._growing
         if growing is not None:
             return self._take(growing, tokens, reason)
+        if reason is None and len(tokens) == 1:
+            # Nearly all of a stream.
+            text = self._stream.push(tokens[0])
+            self.given += len(text)
+            return text, 1, 1, None
         by_token = reason == "stop" and bool(tokens)
         spoken = tokens[:-1] if by_token else tokens
-        text = self._stream.push(spoken[0]) if len(spoken) == 1 else self._stream.extend(spoken)
+        text = self._stream.extend(spoken)
         if reason is not None:
             self.over = True
             if not by_token:

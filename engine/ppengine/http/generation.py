@@ -135,4 +135,5 @@ class Generation:
         if spoken < len(tokens):
             tokens = tokens[:spoken]
         logprobs = piece.logprobs and piece.logprobs[:spoken]
-        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, choice.stop_text)
+        stop_text = None if reason is None else choice.stop_text
+        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, stop_text)
