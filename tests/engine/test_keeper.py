@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,6 +127,32 @@ def test_the_keeper_says_whether_its_supervisor_was_killed_for_memory(monkeypatc
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"the supervisor of abc123 was {killed}; another one resumes the engine"
     assert said[-1].startswith(f"error: the supervisor of abc123 was {killed}, and it is the end number")
+
+
+def test_a_stop_between_two_supervisors_starts_no_other(monkeypatch):
+    """The pause before a restart is a second long: a signal that comes then has no process to go to."""
+    started = []
+
+    class Kept(Keeper):
+        def _supervise(self, arguments):
+            started.append(arguments)
+            self._engine = "abc123"
+            return -9
+
+    keeper = Kept(["tiny"])
+    monkeypatch.setattr(time, "sleep", lambda seconds: keeper.stop(signal.SIGTERM))
+    assert keeper.run() == 128 + 9
+    assert started == [["tiny"]]
+
+
+def test_a_stop_before_the_supervisor_is_there_ends_it(monkeypatch, tmp_path):
+    program = tmp_path / "sleeper"
+    program.write_text("#!/bin/sh\nexec sleep 20\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    keeper = Keeper(["tiny"])
+    keeper.stop(signal.SIGTERM)
+    assert keeper.run() == 128 + 15
 
 
 def test_a_reader_that_is_gone_changes_no_exit_code():

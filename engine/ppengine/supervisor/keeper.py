@@ -58,6 +58,8 @@ class Keeper:
                 return self._give_up(f"{how}, and it is the end number {MOST} in {WITHIN_S / 60:g} minutes")
             tell(f"{how}; another one resumes the engine")
             time.sleep(delay)
+            if self._asked:
+                break
             code = self._supervise([f"--resume={self._engine}", f"--after={code}", f"--killed={killed}"])
         return code if code >= 0 else self._give_up(f"the supervisor was {self._killed(code)}", 128 - code)
 
@@ -83,6 +85,8 @@ class Keeper:
         finally:
             os.close(read_end)
         with self._supervisor, os.fdopen(write_end, "wb"):
+            if self._asked:  # A signal came before there was a process to pass it to.
+                self._supervisor.terminate()
             assert self._supervisor.stdout is not None, "its output is a pipe"
             self._memory = OomWatch(self._supervisor.pid)
             over = threading.Event()
