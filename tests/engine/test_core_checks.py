@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from core_world import CoreWorld
@@ -310,6 +312,19 @@ def test_a_reference_that_cannot_load_fails_the_switch(world, children):
     assert (end.state, end.text) == ("failed", "the reference has ended: no such checkpoint")
     assert world.engine.reporter.build().engine.checks.shadow_state == "ended: no such checkpoint"
     shadow_on(world, 0.5)
+
+
+def test_a_reference_that_cannot_be_started_fails_the_switch(world):
+    """There is no room for its log, or no process: the core goes on, and so does one that follows another."""
+    assert not Path(world.engine.config.run_dir).exists()
+    world.say(SetCheck(check="shadow"))
+    end = world.last("c1")
+    assert end.state == "failed" and end.text.startswith("the reference cannot be started: [Errno 2]")
+    world.engine.checks.shadow.resume(0.5)
+    info = world.engine.reporter.build().engine.checks
+    assert info.shadow == 0.0 and info.shadow_state.startswith("cannot be started: [Errno 2]")
+    world.submit(max_tokens=3)
+    world.run()
 
 
 def test_the_share_changes_while_it_runs(world, children):

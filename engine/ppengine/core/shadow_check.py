@@ -58,9 +58,8 @@ class Shadow:
             self._operations.end(operation, "applied", self._ready_text())
         else:
             self._operation = operation
-            if self._child is None:
-                self._start()
-            self._operations.defer(operation, "the reference loads")
+            if self._child is not None or self._start():
+                self._operations.defer(operation, "the reference loads")
 
     def resume(self, share: float) -> None:
         """Start the reference again, which ended with the core before this one."""
@@ -68,13 +67,19 @@ class Shadow:
             self.share = share
             self._start()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Start the reference; return whether it is there."""
         folder = self._run_dir
         args = ["--engine", str(folder / "engine.json")]
         if self._stages.on_gpus:
             args.append("--gpus")
-        self._child = spawn(MODULE, args, log=folder / "shadow.log")
+        try:
+            self._child = spawn(MODULE, args, log=folder / "shadow.log")
+        except OSError as error:  # No process or descriptor is left, or no room for its log.
+            self._give_up(f"cannot be started: {error}")
+            return False
         self.state = "loading"
+        return True
 
     def stop(self) -> None:
         """End the reference and drop its findings."""
@@ -90,12 +95,15 @@ class Shadow:
         """Note that the reference has ended by itself."""
         if self._child is None or self._child.poll() is None:
             return
-        why = self._child.info("shadow").detail or "exit code 0"
+        self._give_up(f"has ended: {self._child.info('shadow').detail or 'exit code 0'}")
+
+    def _give_up(self, what: str) -> None:
+        """Switch the check off: there is no reference. `what` goes on behind its name."""
         self.stop()
-        self.state = f"ended: {why}"
-        self._event("check.shadow_ended", f"the reference of the shadow check has ended: {why}")
+        self.state = what.removeprefix("has ")
+        self._event("check.shadow_ended", f"the reference of the shadow check {what}")
         if self._operation is not None:
-            self._operations.end(self._operation, "failed", f"the reference has ended: {why}")
+            self._operations.end(self._operation, "failed", f"the reference {what}")
             self._operation = None
 
     def retired(self, step: int, rows: list[Request]) -> None:
