@@ -270,6 +270,19 @@ def test_files_that_are_no_objects_are_left_alone(tmp_path: Path) -> None:
     backend.close()
 
 
+def test_tries_to_open_that_fail_leave_no_descriptor_and_no_drafts(tmp_path: Path) -> None:
+    """A lane tries again for as long as the engine runs."""
+    contract = files(tmp_path)
+    contract.open().close()
+    (tmp_path / "kv" / "0.0").symlink_to("0.0")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(OSError, match="symbolic links"):
+            contract.open()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert list((tmp_path / "kv" / "drafts").iterdir()) == []
+
+
 def test_a_write_that_fails_before_its_file_leaves_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = files(tmp_path).open(quota=2 * SIZE)
     for number in range(2):

@@ -56,8 +56,12 @@ class FilesBackend(Backend):
         if removed := sweep(self._folder / DRAFTS):
             log.info("%s: removed the drafts of %d stores that were killed", config.name, removed)
         self._drafts = DraftFolder(self._folder / DRAFTS)
-        self._direct = can_direct(self._drafts.path)
-        self._scan()
+        try:
+            self._direct = can_direct(self._drafts.path)
+            self._scan()
+        except BaseException:
+            self.close()
+            raise
         how = "O_DIRECT" if self._direct else "page cache"
         text = "%s: %s, by %s, with %d objects of %d bytes"
         log.info(text, config.name, self._folder, how, len(self._index), self._index.used_bytes)
