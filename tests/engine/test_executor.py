@@ -174,6 +174,28 @@ def test_a_fork_server_without_descriptors_says_so_and_another_one_forks(
         executor.stop(0.0)
 
 
+def test_orders_of_a_fork_server_that_has_ended_are_not_those_of_the_next(module_path: Path, tmp_path: Path) -> None:
+    """Two stages are restarted in one turn, and the fork server ends between both orders."""
+    (module_path / "sleeper.py").write_text("import time\ndef main():\n    time.sleep(60)\n")
+    executor = LocalExecutor("sleeper")
+    executor.start(SimpleNamespace(run_dir=str(tmp_path), groups=Groups(2)))  # type: ignore[arg-type]
+    try:
+        assert until(lambda: len(executor.poll()) == 2, 30), "both are forked"
+        server = executor._server
+        assert server is not None
+        os.kill(server.pid, signal.SIGSTOP)
+        executor.restart(Place(0, 0), 2)
+        os.kill(server.pid, signal.SIGKILL)
+        assert until(lambda: bool(server.exit_text()), 10)
+        executor.restart(Place(1, 0), 2)
+        assert until(lambda: executor.poll()[1].generation == 2, 30)
+        first, second = executor.poll()
+        assert first.detail == "the fork server ended: killed by SIGKILL"
+        assert "--stage 1 --rank 0 --generation 2" in Path(f"/proc/{second.pid}/cmdline").read_text()
+    finally:
+        executor.stop(0.0)
+
+
 def test_an_order_without_descriptors_leaves_none_open(module_path: Path, tmp_path: Path) -> None:
     (module_path / "sleeper.py").write_text("import time\ndef main():\n    time.sleep(60)\n")
     server = ForkServer("sleeper", tmp_path)

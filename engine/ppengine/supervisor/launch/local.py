@@ -119,7 +119,9 @@ class LocalExecutor:
             child.close()
 
     def _order(self, place: Place) -> None:
-        if self._server is not None and (self._server.exit_text() or (not self._ordered and self._server.cramped)):
+        # Open orders of a fork server that has ended are not those of its successor.
+        self._take_forked()
+        if self._server is not None and not self._ordered and (self._server.exit_text() or self._server.cramped):
             self._server.close()
             self._server = None
         if self._server is None:
