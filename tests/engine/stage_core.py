@@ -18,11 +18,10 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.child_process import Child
 from ppengine.common.config import EngineConfig, build_profile
 from ppengine.common.partition import partition_layers
+from ppengine.common.ring import RingReader, Word
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.steps import (
     TOKEN_REGISTERED,
-    ControlPing,
-    ControlPong,
     Drained,
     FromStage,
     LateMasks,
@@ -81,7 +80,6 @@ class FakeCore:
         self.progress: list[StageProgress] = []
         self.failed: list[StageFailed] = []
         self.fatal: list[Retired] = []
-        self.pongs: list[ControlPong] = []
         self.findings: list[StageFindings] = []
         self.retired: dict[int, dict[int, Retired]] = {}
         self.mapped: dict[int, dict[int, Mapped]] = {}
@@ -150,8 +148,6 @@ class FakeCore:
                 self.progress.append(message)
             elif isinstance(message, StageFailed):
                 self.failed.append(message)
-            elif isinstance(message, ControlPong):
-                self.pongs.append(message)
             elif isinstance(message, StageFindings):
                 self.findings.append(message)
 
@@ -229,8 +225,10 @@ class FakeCore:
         self.until(lambda: len(self.mapped.get(number, {})) == self.stages, f"what step {number} began has ended")
         return self.mapped[number]
 
-    def ping(self, stage: int, nonce: int) -> None:
-        self._socket.send_multipart([f"c{stage}.0".encode(), encode(ControlPing(nonce))])
+    def await_tick(self, ring: RingReader, when: str) -> None:
+        """Wait for a tick of the control thread, which writes it into `ring`, too."""
+        tick = ring.word(Word.THREAD_TICK_NS)
+        self.until(lambda: ring.word(Word.THREAD_TICK_NS) > tick, f"the control thread's tick {when}", 2)
 
     def shutdown(self, stage: int, control: bool = False) -> None:
         identity = f"{'c' if control else 's'}{stage}.0".encode()

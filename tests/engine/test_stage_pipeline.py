@@ -174,8 +174,7 @@ def test_rings_tell_what_happened(core: FakeCore) -> None:
     assert records[Kind.FORWARD].detail == 2 and records[Kind.FORWARD].done_ns > records[Kind.FORWARD].enqueued_ns
     assert RingReader(folder / "s0.0.send.ring").latest(1)[0].peer == 1
     core.until(lambda: Kind(last.latest(1)[0].kind) is Kind.IDLE, "idle at the end")
-    tick = last.word(Word.THREAD_TICK_NS)
-    core.until(lambda: last.word(Word.THREAD_TICK_NS) > tick, "the control thread's tick", 2)
+    core.await_tick(last, "at the end")
 
 
 def test_steps_of_another_generation_are_dropped(core: FakeCore, reference: dict) -> None:
@@ -257,15 +256,13 @@ def kill_upstream(model: Path) -> float:
         core.send(rows=[Row(0, 5, 5, False, TOKEN_REGISTERED)])
         ring = RingReader(Path(core.config.ring_dir) / "s1.0.main.ring")
         core.until(lambda: Kind(ring.latest(1)[0].kind) is Kind.RECEIVE, "stage 1 waits for stage 0")
-        core.ping(1, 1)
-        core.until(lambda: core.pongs, "an answer while the step loop is blocked")
+        core.await_tick(ring, "while the step loop is blocked")
         core.children[0].kill()
         killed = time.monotonic()
         core.until(lambda: core.fatal, "the fatal report")
         took = time.monotonic() - killed
         assert (core.fatal[0].stage, core.fatal[0].error) == (1, "lost stage 0: it closed the connection")
-        core.ping(1, 2)
-        core.until(lambda: len(core.pongs) == 2, "an answer after the failure")
+        core.await_tick(ring, "after the failure")
         assert len(core.fatal) == 1 and core.children[1].poll() is None
         core.shutdown(1)
         assert core.children[1].wait(20) == 0
@@ -373,15 +370,14 @@ def test_a_stage_that_does_not_fit_says_what_would(tmp_path: Path) -> None:
         core.serve(blocks=2)
 
 
-def test_boot_waiting_for_a_neighbour_answers_pings(model: Path) -> None:
+def test_the_control_thread_of_a_stage_that_waits_for_its_neighbour_ticks(model: Path) -> None:
     with FakeCore(model, start=False) as core:
         core.start(1)
         ring = Path(core.config.ring_dir) / "s1.0.main.ring"
         core.until(lambda: any("neighbours" in line.text for line in core.progress), "stage 1 waits")
         reader = RingReader(ring)
         core.until(lambda: Kind(reader.latest(1)[0].kind) is Kind.COLLECTIVE, "the open rendezvous")
-        core.ping(1, 5)
-        core.until(lambda: core.pongs, "an answer meanwhile")
+        core.await_tick(reader, "meanwhile")
         core.start(0)
         core.serve()
 

@@ -315,20 +315,6 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     generation: int
 
 
-class ControlPing(msgspec.Struct, tag="control-ping", array_like=True):
-    """To a stage's control thread."""
-
-    nonce: int
-
-
-class ControlPong(msgspec.Struct, tag="control-pong", array_like=True):
-    """From a stage's control thread, also while its step loop is blocked."""
-
-    nonce: int
-    stage: int
-    rank: int
-
-
 class StageFindings(msgspec.Struct, tag="findings", array_like=True, kw_only=True):
     """All that one check of a stage has found, sent by the control thread when it changes.
 
@@ -377,7 +363,7 @@ class ShadowAnswer(msgspec.Struct, tag="shadow-answer", array_like=True, kw_only
     difference: Finding | None = None
 
 
-ToStage = Step | LateMasks | NewGeneration | Shutdown | ControlPing | EdgeAddress
+ToStage = Step | LateMasks | NewGeneration | Shutdown | EdgeAddress
 FromStage = (
     Retired
     | Mapped
@@ -387,7 +373,6 @@ FromStage = (
     | Drained
     | EdgeAddress
     | EdgeSought
-    | ControlPong
     | StageFindings
     | LedgerPicture
     | ShadowReady

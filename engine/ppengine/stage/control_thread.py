@@ -1,9 +1,8 @@
-"""The control thread: answers for its stage while the step loop computes, waits or is stuck.
+"""The control thread: acts for its stage while the step loop computes, waits or is stuck.
 
 It never touches tensors or a device. Its tick about ten times a second separates a process that
 holds the GIL from one that merely waits, and its probe counts how often the GIL is held. Its socket
-answers pings, reports findings of the live checks, and takes Shutdown and NewGeneration when the
-step loop cannot.
+reports findings of the live checks, and takes Shutdown and NewGeneration when the step loop cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import zmq
 
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
-from ppengine.protocol.steps import ControlPing, ControlPong, NewGeneration, Shutdown, ToStage
+from ppengine.protocol.steps import NewGeneration, Shutdown, ToStage
 from ppengine.stage.core_link import RECONNECT_MS
 from ppengine.stage.generations import Generations
 from ppengine.stage.gil_probe import GilProbe
@@ -53,7 +52,7 @@ class ControlThread(threading.Thread):
         self._news = news
 
     def run(self) -> None:
-        """Tick and answer until closed."""
+        """Tick, report and take orders until closed."""
         ring = open_recorder(self._config, self._stage, self._rank, "control", self._generations.current)
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
@@ -77,9 +76,7 @@ class ControlThread(threading.Thread):
                     come = socket.poll(sleep_ms)
                 if come:
                     message = _decode(codec, socket.recv())
-                    if isinstance(message, ControlPing):
-                        socket.send(encode(ControlPong(message.nonce, self._stage, self._rank)), zmq.NOBLOCK)
-                    elif isinstance(message, NewGeneration):
+                    if isinstance(message, NewGeneration):
                         self._generations.announce(message.generation, message.started)
                     elif isinstance(message, Shutdown) and deadline is None:
                         deadline = time.monotonic() + GRACE_S
