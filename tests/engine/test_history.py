@@ -1,5 +1,6 @@
 """The last hour on disk: readable while it is written, bounded in minutes and bytes, and never a reason to stop."""
 
+import os
 import resource
 import secrets
 import signal
@@ -173,6 +174,22 @@ def test_the_minutes_around_an_incident_stay(tmp_path, clock):
     history.close()
     assert [frames(path)[0].engine.step for path in segments(tmp_path / "kept")] == [3, 4]
     assert frames(segments(tmp_path / "history")[0])[0].engine.step > 4
+
+
+def test_without_a_descriptor_an_incident_keeps_no_minutes(tmp_path, clock):
+    """It must not raise: the diagnosis would be reported as failed."""
+    history = History(tmp_path / "history", "e", "n", 5, 2**20)
+    history.write(snapshot(1))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        history.around(clock.now - 1.0, clock.now + 1.0, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    history.close()
+    assert segments(tmp_path) == []
 
 
 def test_the_clock_of_the_files_is_the_wall(tmp_path):

@@ -64,7 +64,11 @@ class History:
 
     def around(self, begin: float, end: float, folder: Path) -> None:
         """Link the segments between two times (Unix seconds) into `folder`; they stay when the hour is over."""
-        paths = [path for path in sorted(self._folder.glob("*.rec")) if begin - SEGMENT_S < _begun(path) < end]
+        try:
+            paths = [path for path in sorted(self._folder.glob("*.rec")) if begin - SEGMENT_S < _begun(path) < end]
+        except OSError as error:  # No descriptor is left to look.
+            self.problem = str(error)
+            return
         if len(paths) > 2 * _AROUND_MOST:
             paths = [*paths[:_AROUND_MOST], *paths[-_AROUND_MOST:]]
         for path in paths:
