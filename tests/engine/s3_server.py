@@ -19,6 +19,13 @@ PAGE_KEYS = 3
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
+    over = False
+    """The server has ended: its open connections get no answer."""
+
+    def parse_request(self) -> bool:
+        """Read a request; return whether to answer it."""
+        self.close_connection = self.over
+        return not self.over and super().parse_request()
 
     def log_message(self, *arguments: object) -> None:
         """Write no log."""
@@ -86,6 +93,7 @@ def s3_server() -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        handler.over = True
         server.shutdown()
         server.server_close()
         thread.join()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rclone_server
 from engines import wait_until
-from ppengine.store.backend import Backend, BackendError
+from ppengine.store.backend import Backend, BackendError, Usage
 from ppengine.store.backend_kinds import make_backend
 from rclone_server import RcloneServer, rclone_binary
 from s3_server import s3_server
@@ -184,6 +184,20 @@ def test_a_wrong_secret_is_refused(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     with pytest.raises(Exception, match="SignatureDoesNotMatch"):
         s3.open()
+
+
+def test_a_write_without_a_server_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first call is to delete an object for the quota."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", rclone_server.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", rclone_server.SECRET)
+    with s3_server() as address:
+        backend = Contract(lambda: make_backend("s3"), f"s3://bucket/p?endpoint={address}").open(quota=2 * SIZE)
+        for number in range(2):
+            backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    with pytest.raises(Exception, match="rror"):
+        backend.write("0.0/ab/2", page_view(bytes(SIZE)))
+    assert backend.usage() == Usage(2 * SIZE, 0)
+    backend.close()
 
 
 @pytest.mark.parametrize("url", ["http://bucket", "s3:///prefix", "s3://b?endpiont=x"])

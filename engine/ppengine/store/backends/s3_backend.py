@@ -93,10 +93,10 @@ class S3Backend(Backend):
             before = self._index.remove(key)
             self._index.put(key, len(data))
             chosen = self._index.oldest(0, self._quota)
-        if chosen:
-            self._drop(chosen)
-            self._evicted += len(chosen)
         try:
+            if chosen:
+                self._drop(chosen)
+                self._evicted += len(chosen)
             obstore.put(self._store, key, bytes(data), use_multipart=len(data) > PART_BYTES, chunk_size=PART_BYTES)
         except BaseException:
             with self._lock:
