@@ -72,10 +72,10 @@ def test_steps_add_up() -> None:
 
 
 def test_the_line_takes_a_change_of_the_present_memory() -> None:
-    verb = commands.parse("set-memory -20%", snapshot=picture())
+    verb = commands.asked("set-memory -20%", snapshot=picture()).verb
     assert verb == SetMemory(utilization=memory_change.utilization("-20%", picture()))
     with pytest.raises(commands.UsageError, match="set-memory: -100% leaves no KV memory"):
-        commands.parse("set-memory -100%", snapshot=picture())
+        commands.asked("set-memory -100%", snapshot=picture())
 
 
 async def test_five_keys_free_a_fifth_of_the_kv_memory() -> None:

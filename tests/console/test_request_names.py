@@ -110,9 +110,9 @@ def test_show_and_follow_take_a_part_of_an_id(cli: Cli, fake: FakeGateway) -> No
 
 
 def test_the_command_line_takes_a_part_of_an_id(fake: FakeGateway) -> None:
-    assert commands.parse("abort r-8f2", snapshot=fake.snapshot) == Abort(request="r-8f2c")
+    assert commands.asked("abort r-8f2", snapshot=fake.snapshot).verb == Abort(request="r-8f2c")
     with pytest.raises(commands.UsageError, match="abort: r-8f is ambiguous: r-8f2c r-8f31"):
-        commands.parse("abort r-8f", snapshot=fake.snapshot)
+        commands.asked("abort r-8f", snapshot=fake.snapshot)
 
 
 @pytest.mark.parametrize(("word", "state"), [("run", "running"), ("RUN", "running"), ("swap", "swapped")])

@@ -9,7 +9,6 @@ import pytest
 import snapshots
 from large_engine import LargeEngine, copied
 from ppconsole import upkeep
-from ppconsole.model import steps
 from ppconsole.screens.detail_screens import EventsScreen
 from ppconsole.screens.main_screen import MainScreen
 from ppconsole.screens.reader import Reader
@@ -81,7 +80,7 @@ def test_steps_are_read_of_stages_that_have_room(monkeypatch: pytest.MonkeyPatch
     of_stage = step_table.of_stage
     monkeypatch.setattr(step_table, "of_stage", lambda stage, now: read.append(stage.stage) or of_stage(stage, now))
     rings = snapshots.rings()
-    newest = max(number for stage in steps.stage_steps(rings) for number in stage.cells)
+    newest = max(number for stage in rings.stages for number in of_stage(stage, rings.mono_ns).cells)
     step_table.rows(rings, [], set(), "LAST", "", 200)
     assert read == [0, 1, 2, 3]
     read.clear()

@@ -127,9 +127,9 @@ from ppengine.protocol.verbs import (
     ],
 )  # fmt: skip
 def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
-    assert commands.parse(line, ["r-sel"]) == verb
+    assert commands.asked(line, ["r-sel"]).verb == verb
     assert commands.cli_line(verb, "opt@n0") == f"ppconsole -e opt@n0 {shell}"
-    assert commands.parse(shell) == verb
+    assert commands.asked(shell).verb == verb
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_command_line_becomes_a_verb_and_a_shell_line(line, verb, shell):
 )
 def test_a_wrong_line_says_what_would_be_right(line, says):
     with pytest.raises(commands.UsageError, match=re.escape(says)):
-        commands.parse(line)
+        commands.asked(line)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_wrong_line_says_what_would_be_right(line, says):
     ],
 )
 def test_a_line_chooses_requests_as_the_shell_does(line, names):
-    verb = commands.parse(line, ["r-0007", "r-0003"], snapshot=snapshots.snapshot(4, 8))
+    verb = commands.asked(line, ["r-0007", "r-0003"], snapshot=snapshots.snapshot(4, 8)).verb
     assert commands.requests_of(verb) == names and isinstance(verb, Many) is (len(names) > 1)
 
 
@@ -211,12 +211,12 @@ def test_a_line_chooses_requests_as_the_shell_does(line, names):
 )
 def test_a_wrong_choice_of_requests_says_what_would_be_right(line, says):
     with pytest.raises(commands.UsageError, match=re.escape(says)):
-        commands.parse(line, ["r-sel"], snapshot=snapshots.snapshot(4, 8))
+        commands.asked(line, ["r-sel"], snapshot=snapshots.snapshot(4, 8))
 
 
 def test_the_rest_of_a_plan_keeps_its_revisions():
     picture = snapshots.snapshot(4, 8)
-    verb = commands.guarded(commands.parse("abort r-0002 r-0003 r-gone"), picture)
+    verb = commands.guarded(commands.asked("abort r-0002 r-0003 r-gone").verb, picture)
     assert isinstance(verb, Many) and verb.revisions == [2, 3, None]
     plan_of = Outcome(id="1", op="o", state="planned", text="")
     assert commands.without_conflicts(verb, plan_of) is verb
@@ -270,7 +270,7 @@ def test_tab_completes_as_a_shell_does():
 
 
 def test_a_shell_line_has_no_password():
-    verb = commands.parse("store add c0 valkey redis://:pw@host/0")
+    verb = commands.asked("store add c0 valkey redis://:pw@host/0").verb
     assert isinstance(verb, StoreAdd) and verb.url == "redis://:pw@host/0"
     assert commands.cli_line(verb, "") == "ppconsole store add c0 valkey redis://host/0"
 
@@ -307,7 +307,7 @@ def test_keys_act_on_the_selected_backend_and_pause_resumes_a_paused_one():
 )
 def test_a_mistyped_command_is_answered_with_the_nearest_one(word, meant):
     with pytest.raises(commands.UsageError, match=rf"'{word}' is not a command; did you mean {meant}\?"):
-        commands.parse(f"{word} x")
+        commands.asked(f"{word} x")
 
 
 def test_revision_belongs_to_the_target():

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 import rank_snapshots
 import snapshots
-from ppconsole.model.steps import stage_steps
+from ppconsole.model.steps import of_stage
 from ppconsole.model.suggestion import suggestion
 from ppconsole.model.waits import CORE, arrows
 from ppconsole.view import diagnosis, pipeline, step_table
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
-from ppengine.protocol.inspection import OpRecord, RingsDetail, StacksDetail, StageRings, StageStacks, ThreadRing
+from ppengine.protocol.inspection import OpRecord, StacksDetail, StageRings, StageStacks, ThreadRing
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import Verdict, WaitInfo
 
@@ -111,7 +111,8 @@ def test_a_fault_that_is_over_stays_with_its_steps():
 
 
 def test_steps_say_how_far_each_stage_got():
-    read = {each.stage: each for each in stage_steps(snapshots.rings())}
+    rings = snapshots.rings()
+    read = {stage.stage: of_stage(stage, rings.mono_ns) for stage in rings.stages}
     assert (read[2].began, read[2].finished) == (18410, 18409)
     hung = read[2].cells[18410]
     assert (hung.done, hung.op) == (False, "forward") and hung.op_ms > 6000
@@ -221,10 +222,7 @@ def test_a_step_that_waits_for_the_tokens_of_an_older_one():
         OpRecord("token_return", 7, 2, 11 * ms, 0, 0, 1, 1),
     ]
     ring = ThreadRing(ring="main", name="main", recorded=2, records=records)
-    detail = RingsDetail(
-        mono_ns=31 * ms, wall=0.0, steps=64, stages=[StageRings(stage=0, rank=0, pid=1, threads=[ring])]
-    )
-    (cell,) = stage_steps(detail)[0].cells.values()
+    (cell,) = of_stage(StageRings(stage=0, rank=0, pid=1, threads=[ring]), 31 * ms).cells.values()
     assert (cell.done, cell.op, cell.op_ms, cell.total_ms, cell.waited_ms) == (False, "token_return<2", 20, 21, 20)
 
 

@@ -352,7 +352,8 @@ def test_the_agent_needs_no_torch():
 
 def test_proc_of_what_is_not_there():
     gone = 2**22 + 1
-    assert procfs.read_stat(gone) is None and procfs.resident(gone, 0, 1) is None and procfs.cgroups(gone) == ""
+    assert procfs.read_stat(gone) is None and procfs.cgroups(gone) == ""
+    assert procfs.resident_ranges(gone, [(0, 1)]) is None
     assert procfs.catches(gone, signal.SIGUSR2) is False
 
 

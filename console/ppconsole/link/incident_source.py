@@ -19,8 +19,6 @@ from ppconsole.link.source import Detail
 
 AROUND_S = 60.0
 """Seconds before and after an incident that its replay has."""
-_JUDGED_S = 0.5
-"""Seconds after a fault by which a picture with its verdict was published."""
 
 
 class IncidentError(Exception):

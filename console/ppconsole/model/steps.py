@@ -35,11 +35,6 @@ class StageSteps(NamedTuple):
     rank: int = 0
 
 
-def stage_steps(detail: RingsDetail) -> list[StageSteps]:
-    """Return the steps of every stage (of its first tensor rank)."""
-    return [of_stage(stage, detail.mono_ns) for stage in first_ranks(detail)]
-
-
 def first_ranks(detail: RingsDetail) -> list[StageRings]:
     """Return the rings of every stage (of its first tensor rank)."""
     return [stage for stage in detail.stages if stage.rank == 0]

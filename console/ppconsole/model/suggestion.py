@@ -33,11 +33,6 @@ class Suggestion(NamedTuple):
         """Whether it is a line for a shell, though none of ours."""
         return not self.words and self.text.startswith(_SHELL)
 
-    @property
-    def shell(self) -> str:
-        """The line to copy into a shell."""
-        return shlex.join(("ppconsole", *self.words)) if self.words else self.text
-
 
 def suggestion(text: str) -> Suggestion:
     """Return what `suggest` of a verdict asks for. Nothing in it can be more than the words of one command."""

@@ -93,13 +93,6 @@ def prompt(text: str, options: PromptOptions) -> Submit:
 # --- the command line -----------------------------------------------------------------------------------------
 
 
-def parse(
-    line: str, targets: Sequence[str] = (), options: PromptOptions | None = None, snapshot: Snapshot | None = None
-) -> Verb:
-    """Return the verb in `line`, as `asked` does. Raises UsageError."""
-    return asked(line, targets, options, snapshot).verb
-
-
 def asked(
     line: str, targets: Sequence[str] = (), options: PromptOptions | None = None, snapshot: Snapshot | None = None
 ) -> Asked:

@@ -207,12 +207,6 @@ def host_oom_kills() -> int | None:
     return None if found is None else int(found[1])
 
 
-def resident(pid: int, base: int, length: int) -> int | None:
-    """Return the resident bytes of the mappings of `pid` that lie in `[base, base + length)`; None: not readable."""
-    found = resident_ranges(pid, [(base, length)])
-    return None if found is None else found[0]
-
-
 def resident_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> list[int] | None:
     """Return the resident bytes of each range of addresses, given as (base, length); None: not readable.
 

@@ -109,11 +109,6 @@ class PrefixFinder:
         """First deadline of a request whose question was not asked; None without one."""
         return self._line[0].deadline if self._line else None
 
-    @property
-    def rests(self) -> bool:
-        """Whether no question is asked for a while, because stores do not answer in time."""
-        return self._clock() < self._rest_until
-
     def wake(self) -> None:
         """Ask again: a backend or a store was changed."""
         self._failures, self._rest_until = 0, 0.0
