@@ -317,6 +317,8 @@ class Driver:
 
     def _leave(self) -> None:
         ray = load_ray()
+        if self._head is not None:
+            self._head.stop()
         self._kill_stages()  # all of them before Ray is asked for anything, which may not answer
         for hand in self._hands.values():
             self._dismiss(hand)
