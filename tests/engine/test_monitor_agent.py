@@ -130,7 +130,6 @@ def test_what_the_agent_sees_of_a_stage_at_work(config):
         assert [stream.name for stream in seen.streams] == ["main"]
         assert seen.main_state in "RS" and seen.wchan is not None and seen.last_op in ("forward", "idle")
         assert 0 <= seen.cpu.user < 1 and seen.cpu.main_user <= seen.cpu.user + 0.02
-        assert seen.main_tick_age_ms < 200
 
 
 def test_it_reports_in_the_rhythm_of_a_calm_engine(config):
@@ -360,7 +359,7 @@ def test_proc_of_what_is_not_there():
 def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     """What killed it there is known, and what that group counted before is not taken for its own."""
     files = {"a": tmp_path / "a", "b": tmp_path / "b"}
-    monkeypatch.setattr(procfs, "cgroup_files", lambda groups: [files[groups]])
+    monkeypatch.setattr(procfs, "oom_kill_files", lambda groups: [files[groups]])
     watch = StageWatch(0, 0)
     watch._follow("")
     assert watch._oom_kills() is None
@@ -371,22 +370,24 @@ def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     watch._follow("b")
     assert watch._oom_kills() == 2
     files["b"].write_text("oom_kill 8\n")
-    watch._cgroup = procfs.cgroup_counts(watch._cgroup_files)
+    watch._count_kills()
+    assert watch._oom_kills() == 3
+    files["b"].unlink()
+    watch._count_kills()
     assert watch._oom_kills() == 3
 
 
-def test_counts_of_a_cgroup_are_read_from_either_version(tmp_path):
+def test_kills_of_a_cgroup_are_read_from_either_version(tmp_path):
     for name, text in {
-        "memory.events": "low 0\nhigh 3\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n",
-        "cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 4\nthrottled_usec 1700\n",
+        "memory.events": "low 0\nhigh 3\nmax 9\noom 2\noom_kill 1\noom_group_kill 7\n",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n",
-        "v1.stat": "nr_periods 9\nnr_throttled 2\nthrottled_time 3000000\n",
+        "old.oom_control": "oom_kill_disable 0\nunder_oom 0\n",
     }.items():
         (tmp_path / name).write_text(text)
-    found = procfs.cgroup_counts([tmp_path / "memory.events", tmp_path / "cpu.stat"])
-    assert found == {"oom_kill": 1, "oom": 2, "max": 9, "high": 3, "nr_throttled": 4, "throttled_usec": 1700}
-    found = procfs.cgroup_counts([tmp_path / "memory.oom_control", tmp_path / "v1.stat", tmp_path / "none"])
-    assert found == {"oom_kill": 4, "nr_throttled": 2, "throttled_usec": 3000}
+    files = [tmp_path / name for name in ("memory.events", "memory.oom_control", "old.oom_control", "none")]
+    assert procfs.oom_kills(files[:1]) == 1
+    assert procfs.oom_kills(files[:2]) == procfs.oom_kills(files) == 4
+    assert procfs.oom_kills(files[2:]) is None
 
 
 @pytest.mark.parametrize(

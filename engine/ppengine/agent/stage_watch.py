@@ -111,8 +111,9 @@ class StageWatch:
         self._step_ms: tuple[float | None, float | None] = (None, None)
         self._pid = 0
         self._groups = ""
-        self._cgroup_files: list[Path] = []
-        self._cgroup: dict[str, int] = {}
+        self._kill_files: list[Path] = []
+        self._kills: int | None = None
+        """Out-of-memory kills that its present cgroup has counted; None: not readable."""
         self._quota, self._cores = QuotaWatch(), CoreWatch()
         self._kills_before = 0
         """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
@@ -159,9 +160,9 @@ class StageWatch:
         if pid != self._pid:
             if self._pid:
                 # Its successor starts at once: this may be the first look since its end.
-                self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
+                self._count_kills()
                 self._before = self._pid, self._oom_kills()
-            self._pid, self._groups, self._cgroup_files, self._cgroup, self._kills_before = pid, "", [], {}, 0
+            self._pid, self._groups, self._kill_files, self._kills, self._kills_before = pid, "", [], None, 0
             self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
             self._cpu_limits_s, self._gil, self._gil_sample = (None, None), GilWatch(), None
             self._cores, self._starved = CoreWatch(), None
@@ -246,10 +247,8 @@ class StageWatch:
             main_state=thread.state if thread else None,
             tracer=procfs.tracer(self._pid) if stat is not None and stat.state == TRACED else None,
             wchan=procfs.wchan(self._pid) if alive else None,
-            main_tick_age_ms=_age(now_ns, words[Word.MAIN_TICK_NS]),
             last_op=None if last is None else kind_name(last.kind),
             cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
-            cgroup=self._cgroup,
             quota=self._quota.sample if alive else None,
             starved=self._starved if alive else None,
             frozen=str(cgroup_limits.frozen_by(groups) or "") if alive else "",
@@ -303,17 +302,21 @@ class StageWatch:
         if not groups or groups == self._groups:
             return
         before, self._groups = self._oom_kills(), groups
-        self._cgroup_files = procfs.cgroup_files(groups)
-        self._cgroup = procfs.cgroup_counts(self._cgroup_files)
+        self._kill_files = procfs.oom_kill_files(groups)
+        self._kills = procfs.oom_kills(self._kill_files)
         # Earlier kills in another group were none of this process's.
         self._kills_before = 0
         if before is not None:
-            self._kills_before = before - self._cgroup.get("oom_kill", 0)
+            self._kills_before = before - (self._kills or 0)
 
     def _oom_kills(self) -> int | None:
         """Return a count of out-of-memory kills that grows with that of the cgroup; None: not readable."""
-        count = self._cgroup.get("oom_kill")
-        return None if count is None else count + self._kills_before
+        return None if self._kills is None else self._kills + self._kills_before
+
+    def _count_kills(self) -> None:
+        """Read the count of its cgroup again; the last one stays once that is gone."""
+        kills = procfs.oom_kills(self._kill_files)
+        self._kills = self._kills if kills is None else kills
 
     def _slowly(self, main: RingFile, paused_ns: int, full_ns: int | None, *, alive: bool) -> None:
         """Read the expensive figures, seldom."""
@@ -321,7 +324,7 @@ class StageWatch:
         if now < self._slow_due and alive:
             return
         # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
-        self._cgroup = procfs.cgroup_counts(self._cgroup_files) or self._cgroup
+        self._count_kills()
         if now < self._slow_due:
             return
         self._slow_due = now + SLOW_S

@@ -54,5 +54,5 @@ class OomWatch:
 
 def _kills(groups: str) -> int | None:
     """Return the number of processes that the killer has ended in a cgroup, on a host without cgroups in all."""
-    count = procfs.cgroup_counts(procfs.cgroup_files(groups)).get("oom_kill")
+    count = procfs.oom_kills(procfs.oom_kill_files(groups))
     return procfs.host_oom_kills() if count is None else count

@@ -18,7 +18,6 @@ _NAME_MOST = 40
 _EVERY_PROCESSOR = 1 << 18
 """Bytes of /proc/stat for thousands of processors."""
 _CGROUPS = Path("/sys/fs/cgroup")
-_COUNTS = ("oom_kill", "oom", "max", "high", "nr_throttled", "throttled_usec")
 
 
 def _content(path: str, most: int) -> bytes:
@@ -237,34 +236,23 @@ def cgroups(pid: int) -> str:
     return (_read(f"/proc/{pid}/cgroup") or b"").decode()
 
 
-def cgroup_files(groups: str) -> list[Path]:
-    """Return the files with the counts of denied memory and CPU of `groups`: version 2, else version 1."""
+def oom_kill_files(groups: str) -> list[Path]:
+    """Return the files with the out-of-memory kills of `groups`: version 2, then version 1."""
     found = []
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
-        names = controllers.split(",") if controllers else []
-        folder = _CGROUPS / path.lstrip("/")
-        if not names:
-            found += [folder / "memory.events", folder / "cpu.stat"]
-        if "memory" in names:
+        if not controllers:
+            found.append(_CGROUPS / path.lstrip("/") / "memory.events")
+        elif "memory" in controllers.split(","):
             found.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-        if "cpu" in names:
-            found.append(_CGROUPS / "cpu" / path.lstrip("/") / "cpu.stat")
     return [file for file in found if file.is_file()]
 
 
-def cgroup_counts(files: list[Path]) -> dict[str, int]:
-    """Return the counts in the files that `cgroup_files` found, by their names in version 2 (`throttled_usec`)."""
-    counts: dict[str, int] = {}
-    for file in files:
-        text = _read(str(file)) or b""
-        for line in text.decode().splitlines():
-            name, _, value = line.partition(" ")
-            if value.isdecimal():
-                counts[name] = int(value)
-    if "throttled_time" in counts:
-        counts["throttled_usec"] = counts.pop("throttled_time") // 1000
-    return {name: counts[name] for name in _COUNTS if name in counts}
+def oom_kills(files: list[Path]) -> int | None:
+    """Return the count in the last of `files` that has one; None: not readable."""
+    texts = (_read(str(file)) or b"" for file in reversed(files))
+    found = (re.search(rb"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(match[1]) for match in found if match is not None), None)
 
 
 def sibling(module: str) -> int | None:

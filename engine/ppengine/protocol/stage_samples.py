@@ -213,13 +213,9 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Name and pid of a debugger, not ours, that has it stopped in state t; None: there is none, or not readable."""
     wchan: str | None = None
     """Kernel function in which the main thread sleeps; empty: it does not; None: not readable."""
-    main_tick_age_ms: float | None = None
-    """Age of the main loop's tick."""
     last_op: str | None = None
     """Kind of the newest operation of the main thread that has ended."""
     cpu: CpuShares | None = None
-    cgroup: dict[str, int] = {}
-    """Readable counts of memory.events and cpu.stat: oom_kill, oom, max, high, nr_throttled, throttled_usec."""
     quota: QuotaSample | None = None
     """The CPU quota that holds it back now; None: none does."""
     starved: StarvedSample | None = None
@@ -246,8 +242,6 @@ class AgentReport(msgspec.Struct, tag="agent", kw_only=True):
     mono_ns: int
     node: str
     stages: list[StageSample]
-    core_state: str | None = None
-    """Process state letter of the engine core, where it runs on this node and the agent knows its pid."""
     gpus: list[GpuInfo] = []
     """All GPUs of the node; a stage's is the one of its UUID."""
     available: int | None = None
