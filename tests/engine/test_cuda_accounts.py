@@ -1,11 +1,11 @@
-"""Parts of a card's memory add up, whatever grew meanwhile; a refusal names the stage and the bytes."""
+"""Parts of a card's memory add up, whatever grew meanwhile."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from ppengine.stage.backends.cuda.memory_accounts import Account, Parts, Reading, refusal
+from ppengine.stage.backends.cuda.memory_accounts import Account, Parts, Reading
 
 GIB = 2**30
 
@@ -73,21 +73,3 @@ def test_parts_always_add_up_to_the_card(seed: int) -> None:
     assert account.parts(last, weights=generator.randrange(9) * GIB).used == last.used
     with pytest.raises(KeyError):
         account.close("weights", last)
-
-
-def test_a_refusal_says_which_stage_and_how_many_bytes() -> None:
-    parts = Parts(
-        weights=12 * GIB, kv_mapped=0, activations=2 * GIB, graphs=GIB, communicator=GIB // 2, context=GIB // 2,
-        other_processes=4 * GIB, unexplained=0,
-    )  # fmt: skip
-    total = 100 * GIB
-    assert refusal(2, parts, total, 0.3, 14 * GIB) == ""
-    assert refusal(2, parts, total, 0.3, 14 * GIB + 1) == (
-        "stage 2 is short by 0.0 KiB: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
-        "context 0.50 + KV cache 14.00 are more than 0.3 of 100.00 GiB"
-    )
-    assert refusal(0, parts, total, 0.99, 80 * GIB) == ""
-    assert refusal(0, parts, total, 0.99, 82 * GIB) == (
-        "stage 0 is short by 2.0 GiB: weights 12.00 + activations 2.00 + graphs 1.00 + communicator 0.50 + "
-        "context 0.50 + KV cache 82.00 are more than the 96.00 GiB that other processes leave of 100.00; they hold 4.00"
-    )

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from ppengine.stage.backends.cuda.memory_accounts import Account, Card, refusal
+from ppengine.stage.backends.cuda.memory_accounts import Account, Card
 
 
 def main(uuid: str, store: str) -> None:
@@ -47,12 +47,7 @@ def main(uuid: str, store: str) -> None:
     held = sum(weight.nbytes for weight in weights)
     reading = card.read(cache.mapped_bytes)
     parts = account.parts(reading, held)
-    short = refusal(1, parts, card.total, 0.1, 40 * 2**30)
-    print(
-        json.dumps(
-            {**asdict(parts), "nvml_used": reading.used, "own": reading.own, "total": card.total, "refusal": short}
-        )
-    )
+    print(json.dumps({**asdict(parts), "nvml_used": reading.used, "own": reading.own, "total": card.total}))
     dist.destroy_process_group()
 
 

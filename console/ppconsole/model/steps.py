@@ -35,11 +35,6 @@ class StageSteps(NamedTuple):
     rank: int = 0
 
 
-def first_ranks(detail: RingsDetail) -> list[StageRings]:
-    """Return the rings of every stage (of its first tensor rank)."""
-    return [stage for stage in detail.stages if stage.rank == 0]
-
-
 def ranks_of(detail: RingsDetail, roots: Set[int], most: int) -> list[StageRings]:
     """Return the rings of all ranks if these are `most` at most; else of the ranks of `roots`, and the first others."""
     if len(detail.stages) <= most:

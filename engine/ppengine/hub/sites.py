@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 from urllib.parse import quote, urlencode
@@ -92,7 +93,7 @@ class ModelScope:
         ]  # fmt: skip
 
 
-SITES: dict[str, type[HuggingFace] | type[ModelScope]] = {"huggingface": HuggingFace, "modelscope": ModelScope}
+SITES: dict[str, Callable[[], Site]] = {"huggingface": HuggingFace, "modelscope": ModelScope}
 """Hubs by `model.source`."""
 
 

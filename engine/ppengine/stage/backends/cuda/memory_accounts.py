@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 
-from ppengine.common.memory_arithmetic import limit_bytes
-from ppengine.common.sizes import size_text
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -94,29 +91,6 @@ class Account:
         return reading.used - self._others(reading) - reading.torch - reading.kv_mapped
 
 
-def refusal(stage: int, parts: Parts, total: int, utilization: float, kv_bytes: int) -> str:
-    """Return why a stage cannot have `kv_bytes` of KV cache at a utilization; empty when it can.
-
-    Either its share of the card is too small, or other processes hold the rest of it: the larger
-    shortage is reported.
-    """
-    limit, need = limit_bytes(total, utilization), parts.beside_kv + kv_bytes
-    free = total - parts.other_processes - max(0, parts.unexplained)
-    short = max(need - limit, need - free)
-    if short <= 0:
-        return ""
-    own = (
-        f"weights {_gib(parts.weights)} + activations {_gib(parts.activations)} + graphs {_gib(parts.graphs)} + "
-        f"communicator {_gib(parts.communicator)} + context {_gib(parts.context)} + KV cache {_gib(kv_bytes)}"
-    )
-    if need - limit >= need - free:
-        return f"stage {stage} is short by {size_text(short)}: {own} are more than {utilization:g} of {_gib(total)} GiB"
-    return (
-        f"stage {stage} is short by {size_text(short)}: {own} are more than the {_gib(free)} GiB that other processes "
-        f"leave of {_gib(total)}; they hold {_gib(parts.other_processes)}"
-    )
-
-
 class Card:
     """One card as NVML reports it, and this process's memory on it."""
 
@@ -157,7 +131,3 @@ def _graph_pools() -> int:
     """Return the bytes of the allocator's pools that belong to graphs."""
     segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     return sum(int(one["total_size"]) for one in segments if tuple(one["segment_pool_id"]) != (0, 0))
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f}"
