@@ -428,10 +428,10 @@ def test_answers_are_bounded_and_those_without_an_end_stay() -> None:
     assert [type(one) for one in replies] == [Accepted, Deferred] and replies[1].text == "b" and unknown == ["0"]
 
 
-def test_newer_commands_do_not_push_out_one_without_an_end(tmp_path: Path) -> None:
+def test_newer_commands_do_not_push_out_one_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppengine.gateway.commands.KEPT", 3)
     core = Core()
     gateway = Killable(tmp_path, core, None)
-    gateway.desk._most = 3
     handle, core.handle = core.handle, lambda command: None  # type: ignore[method-assign]
     gateway.say(msgspec.structs.replace(pause(), id="open"))
     core.handle = handle  # type: ignore[method-assign]

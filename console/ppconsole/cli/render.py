@@ -35,6 +35,7 @@ _REQUEST_HEAD = " ".join([*(title for key, title in REQUEST.items() if key != "w
 _FINISHED_HEAD = " ".join(FINISHED.values())
 _OPEN, _DONE = ("accepted", "deferred"), 4
 """States of operations that are under way, all of which are listed, and how many of the others are."""
+_NUMBERS_MOST = 32
 _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +", "missing: ")
 """Beginnings of facts that say more than the first one does."""
 
@@ -339,7 +340,7 @@ def _count(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _numbers(values: Sequence[int], prefix: str = "", most: int = 32) -> str:
-    shown = " ".join(f"{prefix}{value}" for value in values[:most])
-    more = f" ... ({len(values)} in all)" if len(values) > most else ""
+def _numbers(values: Sequence[int], prefix: str = "") -> str:
+    shown = " ".join(f"{prefix}{value}" for value in values[:_NUMBERS_MOST])
+    more = f" ... ({len(values)} in all)" if len(values) > _NUMBERS_MOST else ""
     return f"{shown}{more}" or "-"

@@ -22,10 +22,8 @@ _BEHIND_MOST = 4
 class AlarmCommands:
     """Runs inside one asyncio loop. `report` gets a line for each command that ends, and whether it failed."""
 
-    def __init__(
-        self, report: Callable[[str, bool], None], *, limit_s: float = LIMIT_S, apart_s: float = APART_S
-    ) -> None:
-        self._report, self._limit_s, self._apart_s = report, limit_s, apart_s
+    def __init__(self, report: Callable[[str, bool], None], *, limit_s: float = LIMIT_S) -> None:
+        self._report, self._limit_s = report, limit_s
         self._begun: dict[str, float] = {}
         self._left_out: set[str] = set()
         self._waiting: dict[str, list[tuple[Alarm, str]]] = {}
@@ -66,7 +64,7 @@ class AlarmCommands:
             return out
         now = time.monotonic()
         last = self._begun.get(alarm.key)
-        if last is not None and now - last < self._apart_s and alarm.metric != "incident":
+        if last is not None and now - last < APART_S and alarm.metric != "incident":
             self._left_out.add(alarm.key)
             self._report(f"{alarm.key}: no command, the last one began {now - last:.0f} s ago", False)
             return True

@@ -66,10 +66,10 @@ class KeptFinished:
         listed = [msgspec.structs.replace(one, ended_s=wall - one.wall) for one in found[:MOST]]
         return FinishedDetail(requests=listed, since=since if len(found) < MOST else None, unread=unread)
 
-    def with_id(self, word: str, wall: float = float("inf"), read_s: float = READ_S) -> list[FinishedInfo]:
+    def with_id(self, word: str, wall: float = float("inf")) -> list[FinishedInfo]:
         """Return the requests with `word` in their id that had ended at `wall`, the newest first; of one file alone."""
         wanted = word.casefold()
-        for file in self._newest_first(read_s):
+        for file in self._newest_first(READ_S):
             found = [one for one in reversed(file.ended) if one.wall <= wall and wanted in one.id.casefold()]
             if found:
                 now = min(wall, time.time())

@@ -27,10 +27,10 @@ def clock_text(wall: float, now: float | None = None) -> str:
     return wall_text(wall, "%b %d %H:%M" if old else "%H:%M:%S")
 
 
-def end_words(end: EngineEnd, now: float | None = None) -> str:
+def end_words(end: EngineEnd) -> str:
     """Return when and why an engine ended: `ended 02:34:12: core ended: killed by SIGKILL`."""
     about = "" if end.noted else "about "
-    return f"ended {about}{clock_text(end.wall, now)}: {clean(end.reason)}"
+    return f"ended {about}{clock_text(end.wall)}: {clean(end.reason)}"
 
 
 def ended_text(ended: EndedEngine, now: float) -> str:

@@ -19,6 +19,8 @@ from ppconsole.view.marks import request_mark
 
 _PROMPT_ROWS = 8
 """Most rows of a prompt above its answer."""
+_CELL = 38
+"""Columns of a labelled short value."""
 
 
 def heading(text: str, width: int) -> Row:
@@ -33,15 +35,15 @@ def field(name: str, value: str, style: str = "", width: int = 80) -> list[Row]:
     return [first, *(row((" " * 16, ""), (part, style)) for part in parts[1:])]
 
 
-def grid(pairs: Iterable[tuple[str, str]], width: int, cell: int = 38) -> list[Row]:
+def grid(pairs: Iterable[tuple[str, str]], width: int) -> list[Row]:
     """Return labelled short values in as many columns as fit."""
-    across = max(1, width // cell)
+    across = max(1, width // _CELL)
     items = list(pairs)
     rows = []
     for start in range(0, len(items), across):
         segs: list[Seg] = []
         for name, value in items[start : start + across]:
-            segs += [(f"  {name:<13} ", "dim"), (fit(value, cell - 16), "")]
+            segs += [(f"  {name:<13} ", "dim"), (fit(value, _CELL - 16), "")]
         rows.append(Row(tuple(segs)))
     return rows
 

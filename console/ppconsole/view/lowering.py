@@ -22,9 +22,9 @@ class Weighed(NamedTuple):
 BLANK = Weighed(EMPTY, SPARE)
 
 
-def weighed(rows: Sequence[Row], weight: int, part: int = 0) -> list[Weighed]:
+def weighed(rows: Sequence[Row], weight: int) -> list[Weighed]:
     """Return `rows` with one weight."""
-    return [Weighed(each, weight, part) for each in rows]
+    return [Weighed(each, weight) for each in rows]
 
 
 def lowered(rows: Sequence[Weighed], room: int) -> list[Weighed]:

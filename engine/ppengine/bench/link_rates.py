@@ -14,6 +14,9 @@ from typing import Any
 from ppengine.bench.costs import Curve
 from ppengine.bench.forked import in_forks
 
+_GROUPS, _TIMES = 12, 10
+"""Groups of calls, and calls in each."""
+
 
 def hops(sizes: list[int]) -> Curve:
     """Return the seconds of a message between two processes: half of the time there and back."""
@@ -72,14 +75,14 @@ def reduces(ranks: int, sizes: list[int], dtype: Any) -> Curve:
         return rising(in_forks(ranks, play_here, list[tuple[float, float]])[0])
 
 
-def _fixed_s(work: Callable[[], object], groups: int = 12, times: int = 10) -> float:
+def _fixed_s(work: Callable[[], object]) -> float:
     """Return the mean seconds of `work` in the best group of several; all processes do it equally often."""
     means = []
-    for _ in range(groups):
+    for _ in range(_GROUPS):
         begun = time.perf_counter()
-        for _ in range(times):
+        for _ in range(_TIMES):
             work()
-        means.append((time.perf_counter() - begun) / times)
+        means.append((time.perf_counter() - begun) / _TIMES)
     return min(means)
 
 

@@ -39,10 +39,10 @@ def system_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgro
     return SystemMemory(total, available)
 
 
-def host_available(proc: Path = Path("/proc")) -> int | None:
+def host_available() -> int | None:
     """Return the bytes that this host can still give, without the limits of cgroups; None: not readable."""
     try:
-        return _fields(proc / "meminfo")["MemAvailable:"] * 1024
+        return _fields(Path("/proc/meminfo"))["MemAvailable:"] * 1024
     except (OSError, KeyError, ValueError):
         return None
 

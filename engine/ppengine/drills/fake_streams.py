@@ -194,9 +194,8 @@ class FakeMemory:
 class LifoPool:
     """Memory of one device: freed memory goes, with its contents, to the next owner of that size."""
 
-    def __init__(self, runtime: FakeRuntime, name: str = "buffer") -> None:
+    def __init__(self, runtime: FakeRuntime) -> None:
         self._runtime = runtime
-        self._name = name
         self._free: dict[int, list[FakeMemory]] = {}
         self._numbers = itertools.count()
 
@@ -208,7 +207,7 @@ class LifoPool:
             memory.buffer.name = name or memory.buffer.name
         else:
             device = f"cuda:{self._runtime.device}"
-            label = name or f"{self._name} {next(self._numbers)}"
+            label = name or f"buffer {next(self._numbers)}"
             # Not by name: a run that is repeated has memory of its own.
             memory = FakeMemory(Buffer(label, device, size), size)
         if ledger.on:

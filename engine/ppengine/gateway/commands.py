@@ -58,13 +58,11 @@ class CommandDesk:
         answer: Callable[[bytes, msgspec.Struct], None],
         engine: EngineAccess,
         lease: ControlLease,
-        kept: int = KEPT,
     ) -> None:
         self._epoch, self._audit, self._lease = epoch, audit, lease
         self._answer, self._engine = answer, engine
         self._answers = Answers(audit, events, sessions, answer, engine)
         self._effects = Effects(self._answers, engine, lease)
-        self._most = kept
         self._limits = RateLimits()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 
@@ -113,7 +111,7 @@ class CommandDesk:
             self._answers.give(kept, refusal)
             return
         self._kept[command.id] = kept
-        while len(self._kept) > self._most:
+        while len(self._kept) > KEPT:
             ended = (one for one, known in self._kept.items() if known.over)
             del self._kept[next(ended, next(iter(self._kept)))]
         self._effects.begin(kept)

@@ -13,15 +13,13 @@ GRACE_S = 3.0
 _AFTER_KILL_S = 2.0
 
 
-def clear_away(
-    engine: str, processes: dict[int, int], grace_s: float = GRACE_S, *, keep_files: bool = False
-) -> list[int]:
+def clear_away(engine: str, processes: dict[int, int], *, keep_files: bool = False) -> list[int]:
     """Wait for `processes` (pid to start time), kill those that stay, remove the engine's files.
 
     `keep_files`: another supervisor needs them. Returns the killed pids. A pid that another process has taken over is
     left alone.
     """
-    _wait(processes, grace_s)
+    _wait(processes, GRACE_S)
     killed = []
     for pid in _living(processes):
         with contextlib.suppress(ProcessLookupError):

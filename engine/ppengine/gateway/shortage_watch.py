@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ppengine.common import procfs
@@ -24,14 +24,14 @@ DISK_LEFT = 256 * 1024
 class ShortageWatch:
     """Remembers since when each thing is short."""
 
-    def __init__(self, config: EngineConfig, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self._folders = {
             "run folder": Path(config.run_dir),
             "folder of rings": Path(config.ring_dir),
             "folder of kept files": kept_files.engine_folder(config.id),
         }
-        if environ.get(KEEP_VARIABLE):
-            self._folders["folder of the audit log"] = Path(environ[KEEP_VARIABLE])
+        if folder := os.environ.get(KEEP_VARIABLE):
+            self._folders["folder of the audit log"] = Path(folder)
         self._groups = config.groups
         self._since: dict[str, float] = {}
         self._due = 0.0

@@ -103,12 +103,12 @@ def read_keypair(path: Path) -> Keypair:
     return pair
 
 
-def own_keypair(name: str, make: Callable[[], Keypair], folder: Path | None = None) -> Keypair:
+def own_keypair(name: str, make: Callable[[], Keypair]) -> Keypair:
     """Return the keypair `client` or `server` of this user, made at its first use. Raises KeyFileError.
 
     `make` returns a new pair. If several processes make it at once, the first one's counts.
     """
-    path = (folder or keys_dir()) / f"{name}.key"
+    path = keys_dir() / f"{name}.key"
     with contextlib.suppress(FileNotFoundError):
         return read_keypair(path)
     write_keypair(path, make(), replace=False)

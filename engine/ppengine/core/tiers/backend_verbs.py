@@ -149,18 +149,16 @@ class BackendVerbs:
             return
         del self._opening[name]
 
-    def _plan_change(
-        self, backend: Backend, command: Command, line: str, *, paused: bool = False, draining: bool = False
-    ) -> Plan:  # fmt: skip
+    def _plan_change(self, backend: Backend, command: Command, line: str, *, paused: bool) -> Plan:
         """Plan to pause a backend, or to use it again."""
         name = backend.name
-        if (backend.paused, backend.draining) == (paused, draining) and not (_fails(backend) and not paused):
+        if (backend.paused, backend.draining) == (paused, False) and not (_fails(backend) and not paused):
             line = f"nothing changes: {name} is {_state(backend)} already"
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"{line}, by {command.by}")
             broken = _fails(backend) and not paused
-            self._desk.backends.change(backend, paused=paused, draining=draining)
+            self._desk.backends.change(backend, paused=paused, draining=False)
             if broken:
                 self._desk.links.reopen(backend)
                 self._desk.costs.forget(name)
@@ -171,7 +169,7 @@ class BackendVerbs:
 
     def _plan_resume(self, backend: Backend, command: Command) -> Plan:
         also = ", and open it again" if _fails(backend) else ""
-        return self._plan_change(backend, command, f"read and write {backend.name}{also}")
+        return self._plan_change(backend, command, f"read and write {backend.name}{also}", paused=False)
 
     def _plan_drain(self, backend: Backend, command: Command) -> Plan:
         name = backend.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,13 +90,9 @@ class KnownChunks:
         else:
             self._present.pop(key, None)
 
-    def forget_absent(self, keys: Iterable[bytes] | None = None) -> None:
-        """Forget that `keys` were not there; without `keys`, all."""
-        if keys is None:
-            self._absent.clear()
-            return
-        for key in keys:
-            self._absent.pop(key, None)
+    def forget_absent(self) -> None:
+        """Forget which chunks were not there."""
+        self._absent.clear()
 
     def clear(self) -> None:
         """Forget everything."""
