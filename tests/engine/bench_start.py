@@ -30,7 +30,8 @@ from ppengine.offline.program_texts import ProgramTexts
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import StageReady, ToStage
+from ppengine.protocol.stage_lifecycle import StageReady
+from ppengine.protocol.steps import ToStage
 from ppengine.stage.batch_state import BatchState
 
 VOCABULARY, MAX_MODEL_LEN, BLOCK_SIZE = 128_256, 4096, 16

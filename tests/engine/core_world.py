@@ -17,7 +17,8 @@ from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Drained, LateMasks, Mapped, Retired, Sampled, StageReady, Step, ToStage
+from ppengine.protocol.stage_lifecycle import Drained, StageReady
+from ppengine.protocol.steps import LateMasks, Mapped, Retired, Sampled, Step, ToStage
 from ppengine.protocol.verbs import SetMemory, Submit
 
 VOCAB = 100

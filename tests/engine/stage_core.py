@@ -19,24 +19,19 @@ from ppengine.common.child_process import Child
 from ppengine.common.config import EngineConfig, build_profile
 from ppengine.common.partition import partition_layers
 from ppengine.common.ring import RingReader, Word
+from ppengine.protocol.check_messages import StageFindings
 from ppengine.protocol.frames import Codec, encode
+from ppengine.protocol.stage_lifecycle import Drained, NewGeneration, Shutdown, StageFailed, StageProgress, StageReady
 from ppengine.protocol.steps import (
     TOKEN_REGISTERED,
-    Drained,
     FromStage,
     LateMasks,
     Mapped,
     Move,
-    NewGeneration,
     Register,
     Retired,
     Row,
     Sampled,
-    Shutdown,
-    StageFailed,
-    StageFindings,
-    StageProgress,
-    StageReady,
     Step,
 )
 

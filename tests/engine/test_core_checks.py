@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from core_world import CoreWorld
+from ppengine.protocol.check_messages import LedgerPicture, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
 from ppengine.protocol.control import Accepted, Outcome, Refused
 from ppengine.protocol.reports import Finding, StageLedger
-from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, ShadowTask, StageFindings
+from ppengine.protocol.steps import Check
 from ppengine.protocol.verbs import Pause, SetCheck
 
 

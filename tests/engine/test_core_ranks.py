@@ -6,7 +6,8 @@ from core_world import CoreWorld
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.stage_info import PlaceLinks
-from ppengine.protocol.steps import Drained, Retired, Sampled, StageReady
+from ppengine.protocol.stage_lifecycle import Drained, StageReady
+from ppengine.protocol.steps import Retired, Sampled
 from ppengine.protocol.verbs import Cordon, RestartStage, SetMemory
 
 

@@ -20,7 +20,8 @@ from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.facts import Exited, GenerationBegan, Lost, Serving
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
-from ppengine.protocol.steps import Drained, Retired, StageFailed, StageProgress
+from ppengine.protocol.stage_lifecycle import Drained, StageFailed, StageProgress
+from ppengine.protocol.steps import Retired
 from ppengine.protocol.verbs import (
     Abort,
     Cordon,

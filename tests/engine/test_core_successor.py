@@ -15,7 +15,7 @@ from ppengine.protocol.facts import GenerationBegan, Serving
 from ppengine.protocol.offline import Added, AddMany, Follow, News
 from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.steps import Drained
+from ppengine.protocol.stage_lifecycle import Drained
 from ppengine.protocol.verbs import (
     Abort,
     Cordon,

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import make_checkpoint, reference_greedy, reference_logits
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.config import EngineConfig, build_profile
-from ppengine.protocol.steps import ShadowTask
+from ppengine.protocol.check_messages import ShadowTask
 from ppengine.shadow import reference
 from ppengine.shadow.reference import Reference
 

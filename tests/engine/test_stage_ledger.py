@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
-from ppengine.protocol.steps import Check, StageFindings
+from ppengine.protocol.check_messages import StageFindings
+from ppengine.protocol.steps import Check
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_addresses import FolderBook
 from ppengine.stage.ledger.ledger import Ledger

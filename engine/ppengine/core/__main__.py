@@ -43,7 +43,8 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Recall
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.steps import EdgeAddress, FromStage, NewGeneration, Shutdown
+from ppengine.protocol.stage_lifecycle import EdgeAddress, NewGeneration, Shutdown
+from ppengine.protocol.steps import FromStage
 from ppengine.protocol.store_messages import ToStore
 
 if TYPE_CHECKING:

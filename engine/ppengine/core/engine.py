@@ -59,25 +59,21 @@ from ppengine.core.tiers.open_pools import Send
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.tiers.tier_report import TierReport
 from ppengine.core.verb_handlers import Commands
+from ppengine.protocol.check_messages import LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, Recalled
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.steps import (
+from ppengine.protocol.stage_lifecycle import (
     Drained,
     EdgeAddress,
     EdgeSought,
-    LedgerPicture,
-    Mapped,
     NewGeneration,
-    Retired,
-    ShadowAnswer,
-    ShadowReady,
     StageFailed,
-    StageFindings,
     StageProgress,
     StageReady,
 )
+from ppengine.protocol.steps import Mapped, Retired
 
 _AT_STAKE = "if the core ends now, they are recomputed from an older token, or lost"
 

@@ -20,12 +20,13 @@ from ppengine.core.plans import CommandError, Plan
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_records import Stages
+from ppengine.protocol.check_messages import LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
 from ppengine.protocol.control import Command
 from ppengine.protocol.inspection import LedgerDetail
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import Finding, StageLedger
 from ppengine.protocol.snapshot import ChecksInfo
-from ppengine.protocol.steps import Check, LedgerPicture, ShadowAnswer, ShadowReady, StageFindings, Step
+from ppengine.protocol.steps import Check, Step
 from ppengine.protocol.verbs import SetCheck
 
 FLAGS = {"ledger": Check.LEDGER, "strict": Check.STRICT, "finite": Check.FINITE, "checksum": Check.NO_CHECKSUM}

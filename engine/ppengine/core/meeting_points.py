@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppengine.protocol.steps import EdgeAddress, EdgeSought
+from ppengine.protocol.stage_lifecycle import EdgeAddress, EdgeSought
 
 EDGES_MOST = 1024
 """More than an engine of 256 stages has; a stage cannot fill the memory of the core."""

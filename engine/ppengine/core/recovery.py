@@ -28,10 +28,7 @@ from ppengine.protocol import facts
 from ppengine.protocol.control import Command
 from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import (
-    FIRST_GENERATION,
-    NewGeneration,
-)
+from ppengine.protocol.stage_lifecycle import FIRST_GENERATION, NewGeneration
 from ppengine.protocol.verbs import RestartStage
 
 CONNECT_S = 1.0

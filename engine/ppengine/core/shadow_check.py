@@ -13,9 +13,9 @@ from ppengine.core.events import Events
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.scheduler.request import Request
 from ppengine.core.stage_records import Stages
+from ppengine.protocol.check_messages import ShadowAnswer, ShadowReady, ShadowTask
 from ppengine.protocol.frames import encode
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import ShadowAnswer, ShadowReady, ShadowTask
 
 IDENTITY = b"shadow"
 MODULE = "ppengine.shadow"

@@ -13,7 +13,8 @@ from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.protocol.facts import LinkBroke, Lost
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
-from ppengine.protocol.steps import Drained, NewGeneration, Retired, StageFailed, StageProgress, StageReady
+from ppengine.protocol.stage_lifecycle import Drained, NewGeneration, StageFailed, StageProgress, StageReady
+from ppengine.protocol.steps import Retired
 
 CONFIRM_S = 0.5
 """Seconds for which the core waits for the supervisor's exit status after a neighbour reported a stage as lost."""

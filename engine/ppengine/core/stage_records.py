@@ -12,7 +12,7 @@ from ppengine.core.operations import Operation
 from ppengine.core.signs_of_life import ORDERED, SignsOfLife
 from ppengine.protocol.facts import LinkBroke, Lost
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import FIRST_GENERATION, StageReady
+from ppengine.protocol.stage_lifecycle import FIRST_GENERATION, StageReady
 
 Phase = Literal["starting", "meeting", "serving", "draining", "lost"]
 """`starting`: the process loads. `draining`: it leaves an older generation. `meeting`: it waits for the others.

@@ -11,7 +11,7 @@ from ppengine.core.operations import Operation
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
-from ppengine.protocol.steps import NewGeneration
+from ppengine.protocol.stage_lifecycle import NewGeneration
 
 REPEAT_S = 0.05
 """Seconds between two notices to a stage that has not answered."""

@@ -18,8 +18,8 @@ from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, Stag
 from ppengine.diagnosis.fault_log import End, FaultLog
 from ppengine.diagnosis.process_history import ProcessHistory, Run, Sighting
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
+from ppengine.protocol.stage_lifecycle import FIRST_GENERATION
 from ppengine.protocol.stage_samples import TRACED
-from ppengine.protocol.steps import FIRST_GENERATION
 
 SLOWED_NS = 3_000_000_000
 """Nanoseconds after a check in which steps may still be slow: the paces need a whole second without it."""

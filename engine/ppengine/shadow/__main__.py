@@ -13,8 +13,8 @@ import zmq
 
 from ppengine.common import lifeline, logs
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.check_messages import ShadowReady, ShadowTask
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.steps import ShadowReady, ShadowTask
 from ppengine.shadow.reference import Reference
 
 log = logging.getLogger("ppengine.shadow")

@@ -12,8 +12,9 @@ from torch import Tensor
 from ppengine.checkpoint.model_spec import DUMMY_SEED, read_spec
 from ppengine.common.config import EngineConfig
 from ppengine.models import build_stage, init_dummy, load_weights
+from ppengine.protocol.check_messages import ShadowAnswer, ShadowTask
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row, ShadowAnswer, ShadowTask
+from ppengine.protocol.steps import TOKEN_REGISTERED, Register, Row
 from ppengine.protocol.token_ids import compact
 from ppengine.stage.backends.base import KvShape
 from ppengine.stage.backends.cpu.kv_cache import CpuKvCache

@@ -21,7 +21,8 @@ from ppengine.common.sizes import size_text
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.models import StageModel, build_stage, init_dummy, load_weights
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import Mask, Register, Row, StageReady
+from ppengine.protocol.stage_lifecycle import StageReady
+from ppengine.protocol.steps import Mask, Register, Row
 from ppengine.protocol.token_ids import compact
 from ppengine.stage.backends.base import KvCache, KvShape, SwapSpace
 from ppengine.stage.backends.hardware import Room, RunnerResources

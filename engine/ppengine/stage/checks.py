@@ -8,8 +8,9 @@ import time
 import msgspec
 from torch import Tensor
 
+from ppengine.protocol.check_messages import LedgerPicture, StageFindings
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import Check, LedgerPicture, StageFindings
+from ppengine.protocol.steps import Check
 from ppengine.stage.checksum import Arrival, at_end, changed, checksum, difference, end_at_fault
 from ppengine.stage.edge import Edge
 from ppengine.stage.generations import Generations

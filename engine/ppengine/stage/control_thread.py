@@ -19,7 +19,8 @@ import zmq
 
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, ProtocolError, encode
-from ppengine.protocol.steps import NewGeneration, Shutdown, ToStage
+from ppengine.protocol.stage_lifecycle import NewGeneration, Shutdown
+from ppengine.protocol.steps import ToStage
 from ppengine.stage.core_link import RECONNECT_MS
 from ppengine.stage.generations import Generations
 from ppengine.stage.gil_probe import GilProbe

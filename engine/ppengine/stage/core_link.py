@@ -10,7 +10,8 @@ import zmq
 
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.steps import EdgeAddress, LateMasks, Mask, NewGeneration, Shutdown, Step, ToStage
+from ppengine.protocol.stage_lifecycle import EdgeAddress, NewGeneration, Shutdown
+from ppengine.protocol.steps import LateMasks, Mask, Step, ToStage
 from ppengine.stage.generations import Generations
 
 _LINGER_MS = 1000

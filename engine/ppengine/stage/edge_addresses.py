@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from ppengine.protocol.keys import KeyFileError, read_private, write_private
-from ppengine.protocol.steps import EdgeAddress, EdgeSought
+from ppengine.protocol.stage_lifecycle import EdgeAddress, EdgeSought
 from ppengine.stage.core_link import CoreLink
 
 SEEK_S = 0.05

@@ -26,7 +26,8 @@ from ppengine.common.debug_attach import observed, stack_file
 from ppengine.common.ring import Gauge, Kind, Phase
 from ppengine.common.sizes import size_text
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import Drained, Retired, StageFailed, StageProgress
+from ppengine.protocol.stage_lifecycle import Drained, StageFailed, StageProgress
+from ppengine.protocol.steps import Retired
 from ppengine.stage.build import Boot, Loaded
 from ppengine.stage.checks import StageChecks
 from ppengine.stage.control_thread import ControlThread

@@ -14,7 +14,7 @@ from ppengine.core.tiers.namespace import Shape, namespace_of
 from ppengine.core.tiers.open_pools import OpenPools, Send
 from ppengine.core.tiers.store_records import StoreRecord
 from ppengine.protocol.place import Place
-from ppengine.protocol.steps import StageReady
+from ppengine.protocol.stage_lifecycle import StageReady
 from ppengine.protocol.store_messages import OpenPool, StoreFigures, UseBackends, UseNamespace
 
 

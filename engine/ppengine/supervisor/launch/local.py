@@ -12,7 +12,7 @@ from ppengine.common.child_process import Child, until
 from ppengine.common.config import EngineConfig
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessInfo
-from ppengine.protocol.steps import FIRST_GENERATION
+from ppengine.protocol.stage_lifecycle import FIRST_GENERATION
 from ppengine.supervisor.launch.forkserver_client import ForkServer
 from ppengine.supervisor.launch.launcher import ExecutorError
 

@@ -28,7 +28,7 @@ from ppengine.protocol.discovery import process_start
 from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo, StartStage
-from ppengine.protocol.steps import FIRST_GENERATION
+from ppengine.protocol.stage_lifecycle import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
 from ppengine.supervisor.launch.ray_head import HeadWatch
 from ppengine.supervisor.launch.ray_nodes import Node, Nodes
