@@ -15,6 +15,7 @@ import zmq
 from monitor_helpers import TRIES, make_config, remove, sample, started, until
 from ppengine.agent import stack_dumps
 from ppengine.agent.agent import CALM_S, Sampler, is_calm
+from ppengine.agent.process_watch import OomKills
 from ppengine.agent.stage_watch import StageWatch
 from ppengine.common import procfs
 from ppengine.common.ring import MAP_RING, Kind, RingWriter, Word
@@ -360,21 +361,21 @@ def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     """What killed it there is known, and what that group counted before is not taken for its own."""
     files = {"a": tmp_path / "a", "b": tmp_path / "b"}
     monkeypatch.setattr(procfs, "oom_kill_files", lambda groups: [files[groups]])
-    watch = StageWatch(0, 0)
-    watch._follow("")
-    assert watch._oom_kills() is None
+    kills = OomKills()
+    kills.follow("")
+    assert kills.total is None
     files["a"].write_text("oom_kill 2\n")
     files["b"].write_text("oom_kill 7\n")
-    watch._follow("a")
-    assert watch._oom_kills() == 2
-    watch._follow("b")
-    assert watch._oom_kills() == 2
+    kills.follow("a")
+    assert kills.total == 2
+    kills.follow("b")
+    assert kills.total == 2
     files["b"].write_text("oom_kill 8\n")
-    watch._count_kills()
-    assert watch._oom_kills() == 3
+    kills.read()
+    assert kills.total == 3
     files["b"].unlink()
-    watch._count_kills()
-    assert watch._oom_kills() == 3
+    kills.read()
+    assert kills.total == 3
 
 
 def test_kills_of_a_cgroup_are_read_from_either_version(tmp_path):

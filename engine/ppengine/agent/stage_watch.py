@@ -1,20 +1,15 @@
-"""One stage observed from outside: its rings, /proc, its cgroup."""
+"""One stage observed from outside: its rings, the page of its device, and its process."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from pathlib import Path
-from typing import NamedTuple
 
-from ppengine.agent.core_watch import CoreWatch, Waits
 from ppengine.agent.device_watch import DeviceWatch
-from ppengine.agent.gil_watch import Counts, GilWatch
 from ppengine.agent.host_load import HostLoad
-from ppengine.agent.memory_watch import MemoryWatch
 from ppengine.agent.pace import Totals
-from ppengine.agent.quota_watch import QuotaWatch
+from ppengine.agent.process_watch import ProcessLook, ProcessWatch
 from ppengine.agent.rank_waits import RankWaits
 from ppengine.agent.ring_state import Track, kind_name, stream_info, waiting_on
 from ppengine.agent.step_history import History
@@ -25,18 +20,13 @@ from ppengine.common.ring import KIND, MAP_RING, SIZE, STEP, Kind, Phase, RingRe
 from ppengine.protocol.operation_kinds import RANK_WAITS
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_info import StreamInfo
-from ppengine.protocol.stage_samples import TRACED, CpuShares, GilSample, StageSample, StarvedSample
+from ppengine.protocol.stage_samples import TRACED, StageSample
 
-SLOW_S = 1.0
-"""Least seconds between two readings of percentiles, cgroup and smaps; also the window of time shares."""
 _STEPS_SHOWN = 8
 _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
-_GIL_WORDS = (
-    Word.GIL_PROBES, Word.GIL_WAITS, Word.GIL_WAIT_NS, Word.GIL_HOLDS, Word.GIL_HOLD_NS, Word.GIL_SLEEP_NS,
-)  # fmt: skip
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -61,40 +51,6 @@ class RingFile:
             self.messages.feed(rows)
 
 
-class _Process(NamedTuple):
-    """State of the process at one look. `stat`, `thread`: of all threads, of the main one; None: it is gone."""
-
-    stat: procfs.Stat | None
-    thread: procfs.Stat | None
-    alive: bool
-    waited_ns: int | None
-    """Time without a core of the main thread so far; None: not known."""
-    groups: str
-    """Its cgroups, as /proc lists them."""
-
-
-class CpuClock:
-    """Turns counted seconds of a process and its main thread into shares of the last second."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[int, tuple[float, ...]]] = deque()
-
-    def shares(self, now_ns: int, process: procfs.Stat, main: procfs.Stat, waited_ns: int | None) -> CpuShares | None:
-        """Return the shares; None at the first reading."""
-        figures = (process.user_s, process.system_s, main.user_s, main.system_s, (waited_ns or 0) / 1e9)
-        self._marks.append((now_ns, figures))
-        while len(self._marks) > 2 and now_ns - self._marks[1][0] >= SLOW_S * 1e9:
-            self._marks.popleft()
-        then_ns, before = self._marks[0]
-        if now_ns <= then_ns:
-            return None
-        grown = [round((now - old) * 1e9 / (now_ns - then_ns), 3) for now, old in zip(figures, before, strict=True)]
-        return CpuShares(
-            user=grown[0], system=grown[1], main_user=grown[2], main_system=grown[3],
-            main_waited=None if waited_ns is None else grown[4],
-        )  # fmt: skip
-
-
 class StageWatch:
     """Reads one stage (one tensor rank). `look` returns a sample, None before its main ring exists."""
 
@@ -107,29 +63,21 @@ class StageWatch:
         self._device: DeviceWatch | None = None
         self._history = History()
         """Past of the main ring."""
-        self._slow_due = 0.0
         self._step_ms: tuple[float | None, float | None] = (None, None)
-        self._pid = 0
-        self._groups = ""
-        self._kill_files: list[Path] = []
-        self._kills: int | None = None
-        """Out-of-memory kills that its present cgroup has counted; None: not readable."""
-        self._quota, self._cores = QuotaWatch(), CoreWatch()
-        self._kills_before = 0
-        """Out-of-memory kills counted by its earlier cgroups, less those of the present one when it came in."""
+        self._process = ProcessWatch(0)
+        """The process that wrote the main ring; 0: there is none."""
         self._before: tuple[int, int | None] | None = None
-        self._cpu = CpuClock()
-        self._memory, self._gil = MemoryWatch(), GilWatch()
-        self._gil_sample: GilSample | None = None
-        self._starved: StarvedSample | None = None
-        self._cpu_limits_s: tuple[int | None, int | None] = (None, None)
-        self.waited_ns = 0
+        """Pid of the process before it, and the out-of-memory kills that its cgroup had counted."""
+
+    @property
+    def waited_ns(self) -> int:
         """Time so far in which its main thread could run and had no core; 0: the kernel does not say."""
+        return self._process.waited_ns
 
     @property
     def throttled_us(self) -> int:
         """Microseconds so far in which a quota held it back; 0: there is none, or it is not readable."""
-        return self._quota.throttled_us or 0
+        return self._process.throttled_us
 
     @property
     def by_device(self) -> bool:
@@ -139,7 +87,7 @@ class StageWatch:
     @property
     def pid(self) -> int | None:
         """Process that wrote the main ring."""
-        return self._pid or None
+        return self._process.pid or None
 
     def update(self, paths: dict[str, tuple[Path, int]]) -> None:
         """Follow the ring files, and the page of a device: `paths` maps a name to path and inode."""
@@ -157,15 +105,12 @@ class StageWatch:
                     self._files = dict(sorted(self._files.items(), key=lambda item: (item[0] != "main", item[0])))
         main = self._files.get("main")
         pid = main.reader.word(Word.PID) if main else 0
-        if pid != self._pid:
-            if self._pid:
+        if pid != self._process.pid:
+            if self._process.pid:
                 # Its successor starts at once: this may be the first look since its end.
-                self._count_kills()
-                self._before = self._pid, self._oom_kills()
-            self._pid, self._groups, self._kill_files, self._kills, self._kills_before = pid, "", [], None, 0
-            self._cpu, self._quota, self._memory, self._slow_due = CpuClock(), QuotaWatch(), MemoryWatch(), 0.0
-            self._cpu_limits_s, self._gil, self._gil_sample = (None, None), GilWatch(), None
-            self._cores, self._starved = CoreWatch(), None
+                self._process.kills.read()
+                self._before = self._process.pid, self._process.kills.total
+            self._process = ProcessWatch(pid)
             self._ranks = None if self._ranks is None else RankWaits()
 
     def look(self, host: HostLoad | None = None, paused_ns: int = 0) -> StageSample | None:
@@ -175,32 +120,22 @@ class StageWatch:
             return None
         for file in self._files.values():
             file.read()
-        now_ns = time.monotonic_ns()
-        process = self._look_at_process()
-        self._slowly(main, paused_ns, None if host is None else host.full_ns, alive=process.alive)
+        now_ns, process, control = time.monotonic_ns(), self._process, self._files.get("control")
+        seen = process.look()
+        full_ns = None if host is None else host.full_ns
+        if process.look_slowly(
+            main.reader, None if control is None else control.reader, paused_ns, full_ns, alive=seen.alive
+        ):
+            self._step_ms = past.step_ms(time.monotonic_ns())
         if past.pace.due(now_ns):
             beside_ns = None if host is None or self.by_device else host.beside_ns
-            waits = procfs.threads_waited_ns(self._pid), self._quota.throttled_us
-            ran_ns = None if process.thread is None or self.by_device else int(process.thread.cpu_s * 1e9)
+            waits = procfs.threads_waited_ns(process.pid), process.quota.throttled_us
+            ran_ns = None if seen.thread is None or self.by_device else int(seen.thread.cpu_s * 1e9)
             past.pace.close(now_ns, Totals(*waits, beside_ns, ran_ns))
-        return self._sample(main, process, now_ns)
+        return self._sample(main, seen, now_ns)
 
-    def _look_at_process(self) -> _Process:
-        """Read the state of the process, and follow it to another cgroup."""
-        groups = procfs.cgroups(self._pid)
-        stat, thread = procfs.read_stat(self._pid), procfs.read_stat(self._pid, self._pid)
-        alive = stat is not None and stat.state not in ("Z", "X")
-        if stat is not None and stat.exiting and alive:
-            # Freeing much memory takes seconds, in which it seems to run.
-            stat, alive = stat._replace(state="X"), False
-        waited_ns = procfs.waited_ns(self._pid) if alive else None
-        self.waited_ns = waited_ns or 0
-        if stat is not None and not stat.exiting:  # In cgroup v1 an exiting process is listed in the root's.
-            self._follow(groups)
-        return _Process(stat, thread, alive, waited_ns, groups)
-
-    def _sample(self, main: RingFile, process: _Process, now_ns: int) -> StageSample:
-        past, (stat, thread, alive, waited_ns, groups) = self._history, process
+    def _sample(self, main: RingFile, seen: ProcessLook, now_ns: int) -> StageSample:
+        past, process, (stat, thread, alive, waited_ns, groups) = self._history, self._process, seen
         last = past.last_op()
         words, gauges, op = main.reader.words(), main.reader.gauges(), past.open_op()
         tick_ns = max(file.reader.word(Word.THREAD_TICK_NS) for file in self._files.values())
@@ -209,7 +144,7 @@ class StageWatch:
         return StageSample(
             index=self.stage,
             rank=self.rank,
-            pid=self._pid,
+            pid=process.pid,
             process_state=stat.state if stat else None,
             process_start=stat.start if stat else None,
             phase=_phase(words[Word.PHASE]),
@@ -230,27 +165,27 @@ class StageWatch:
             step_ms_p99=self._step_ms[1],
             idle_fraction=past.idle_fraction(now_ns),
             gauges=gauges if gauges["total_bytes"] else {},
-            kv_resident=self._memory.resident if alive else None,
-            gil=self._gil_sample if alive else None,
-            growth=self._memory.growth if alive else None,
+            kv_resident=process.memory.resident if alive else None,
+            gil=process.gil if alive else None,
+            growth=process.memory.growth if alive else None,
             streams=[
                 self._stream(file.reader.name or name, _OWNERS.get(name, name), file.track, now_ns)
                 for name, file in self._files.items()
             ]
-            + (self._device.look(self._pid) if self._device is not None else []),
+            + (self._device.look(process.pid) if self._device is not None else []),
             mapping_ms=self._mapping_ms(now_ns),
             timeline=past.timeline(now_ns),
-            oom_kills=self._oom_kills(),
+            oom_kills=process.kills.total,
             before=self._before,
             cpu_s=stat.cpu_s if stat else None,
-            cpu_limits_s=self._cpu_limits_s,
+            cpu_limits_s=process.cpu_limits_s,
             main_state=thread.state if thread else None,
-            tracer=procfs.tracer(self._pid) if stat is not None and stat.state == TRACED else None,
-            wchan=procfs.wchan(self._pid) if alive else None,
+            tracer=procfs.tracer(process.pid) if stat is not None and stat.state == TRACED else None,
+            wchan=procfs.wchan(process.pid) if alive else None,
             last_op=None if last is None else kind_name(last.kind),
-            cpu=self._cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
-            quota=self._quota.sample if alive else None,
-            starved=self._starved if alive else None,
+            cpu=process.cpu.shares(now_ns, stat, thread, waited_ns) if stat and thread else None,
+            quota=process.quota.sample if alive else None,
+            starved=process.starved if alive else None,
             frozen=str(cgroup_limits.frozen_by(groups) or "") if alive else "",
             edges=[edge for file in self._files.values() for edge in file.messages.samples(now_ns)],
             pace=past.pace.sample(now_ns),
@@ -266,7 +201,7 @@ class StageWatch:
         """Return the age of the mapping thread's present change; None without one."""
         file = self._files.get(MAP_RING)
         # The ring of a dead process stays until its successor gets to its device.
-        if file is None or file.reader.word(Word.PID) != self._pid:
+        if file is None or file.reader.word(Word.PID) != self._process.pid:
             return None
         op = file.track.open_op()
         return None if op is None or op.kind != Kind.MAP else _age(now_ns, op.enqueued_ns)
@@ -296,50 +231,6 @@ class StageWatch:
             self._device = None
         if self._device is None and inode:
             self._device = DeviceWatch(path, inode)
-
-    def _follow(self, groups: str) -> None:
-        """Switch to the process's present cgroup, at once: a dead process no longer names its own."""
-        if not groups or groups == self._groups:
-            return
-        before, self._groups = self._oom_kills(), groups
-        self._kill_files = procfs.oom_kill_files(groups)
-        self._kills = procfs.oom_kills(self._kill_files)
-        # Earlier kills in another group were none of this process's.
-        self._kills_before = 0
-        if before is not None:
-            self._kills_before = before - (self._kills or 0)
-
-    def _oom_kills(self) -> int | None:
-        """Return a count of out-of-memory kills that grows with that of the cgroup; None: not readable."""
-        return None if self._kills is None else self._kills + self._kills_before
-
-    def _count_kills(self) -> None:
-        """Read the count of its cgroup again; the last one stays once that is gone."""
-        kills = procfs.oom_kills(self._kill_files)
-        self._kills = self._kills if kills is None else kills
-
-    def _slowly(self, main: RingFile, paused_ns: int, full_ns: int | None, *, alive: bool) -> None:
-        """Read the expensive figures, seldom."""
-        now = time.monotonic()
-        if now < self._slow_due and alive:
-            return
-        # A dead process's cgroup may outlive it, and its last counts are the ones that matter.
-        self._count_kills()
-        if now < self._slow_due:
-            return
-        self._slow_due = now + SLOW_S
-        self._quota.look(time.monotonic_ns(), cgroup_limits.quotas(self._groups))
-        if full_ns is not None and alive:
-            waits = Waits(self.waited_ns, self.throttled_us, full_ns)
-            self._starved = self._cores.look(time.monotonic_ns(), waits, self._pid)
-        self._step_ms = self._history.step_ms(time.monotonic_ns())
-        if alive:
-            self._cpu_limits_s = procfs.cpu_limits_s(self._pid)
-            if (control := self._files.get("control")) is not None:
-                counts = Counts._make(control.reader.word(word) for word in _GIL_WORDS)
-                self._gil_sample = self._gil.look(time.monotonic_ns(), counts, paused_ns)
-            serving = main.reader.word(Word.PHASE) == Phase.SERVING
-            self._memory.look(self._pid, main.reader, self._groups, serving=serving)
 
 
 def _phase(value: int) -> str:
