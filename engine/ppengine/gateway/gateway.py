@@ -28,6 +28,7 @@ from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.connections import Connections
 from ppengine.gateway.consoles import Consoles
+from ppengine.gateway.due_times import AWAY_S, SETTLE_S, DueTimes
 from ppengine.gateway.engine_access import EngineLink
 from ppengine.gateway.event_journal import EventJournal
 from ppengine.gateway.event_log import KEPT, EventLog
@@ -55,13 +56,6 @@ from ppengine.protocol.snapshot import Event
 
 log = logging.getLogger("ppengine.gateway")
 
-JUDGE_S = 0.4
-"""Seconds after which the diagnosis runs without a report of an agent; with each report it runs at once."""
-_JUDGE_LEAST_S = 0.05
-_AWAY_S, _SETTLE_S = 1.0, 1.0
-"""A judgement that is later than the first, in seconds, waits once for the second."""
-SLOW_S, _SLACK_S = 1.0, 0.1
-"""The slow topic's period and slack in seconds: it goes with a judgement, in one turn of the loop."""
 _LOGGED = ("audit.", "console.", "keys.", "lease.", "op.refused", "verdict.")
 """Events in the gateway's log; those of the core are in the core's."""
 _SNAPSHOTS = (frames.TOPIC_SNAPSHOT, frames.TOPIC_SNAPSHOT_SLOW, frames.TOPIC_SNAPSHOT_PACKED)
@@ -119,51 +113,50 @@ class Gateway:
         """Serve until `stop` is set. Raises HandlerHung: no console can attach any more."""
         settle_s = self._await_core(stop)
         poller, handlers = self._handlers()
-        period = 1.0 / self._config.profile.console.publish_hz
-        now = time.monotonic()
-        judge_due, fast_due, slow_due = now + settle_s, now, now
-        settling = False
+        times = DueTimes(time.monotonic(), 1.0 / self._config.profile.console.publish_hz, settle_s)
         while not stop.is_set():
-            wait = min(judge_due, slow_due + _SLACK_S) - time.monotonic()
-            if self._publisher.wanted(frames.TOPIC_SNAPSHOT):
-                wait = min(wait, fast_due - time.monotonic())
-            if self._succession.core_away:
-                wait = min(wait, _REFRESH_S)
-            if self._refresh:
-                wait = min(wait, self._published + self._spacing - time.monotonic())
-            for socket, _ in poller.poll(max(0, math.ceil(wait * 1e3))):
+            for socket, _ in poller.poll(self._wait_ms(times)):
                 handlers[socket]()
             now = time.monotonic()
-            judging = now >= judge_due or (self._collector.news and now >= judge_due - JUDGE_S + _JUDGE_LEAST_S)
-            if judging and now - judge_due > _AWAY_S and not settling:
-                # This process was not scheduled, and perhaps none was: all reports look old. New ones come.
-                judge_due, judging, settling = now + _SETTLE_S, False, True
+            due = times.take(now, news=self._collector.news, fast=self._publisher.wanted(frames.TOPIC_SNAPSHOT))
+            if due.away:
                 self._collector.restart_clock()
-            if judging:
-                judge_due, settling = now + JUDGE_S, False
+            if due.judge:
                 self._judge(now)
-            if now >= fast_due and self._publisher.wanted(frames.TOPIC_SNAPSHOT):
-                fast_due = max(fast_due + period, now)
+            if due.fast:
                 self._refresh.add(frames.TOPIC_SNAPSHOT)
-            if now >= slow_due + _SLACK_S or (judging and now >= slow_due - _SLACK_S):
-                slow_due = now + SLOW_S
-                self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
-                self._publisher.heartbeat(self._collector.step(), self._collector.core_age_ms())
-                self._consoles.bulk.expire(now)
-                self._consoles.commands.expire(now)
-                self._consoles.lease.expire()
-                self._on_faults()
-                self._engine.agents.turn()
-                self._on_agent()
-                self._access.turn(self._events.say)
-                if made := self._sockets.look():
-                    self._events.say("folder.remade", f"the gateway has bound its sockets again: {', '.join(made)}")
+            if due.slow:
+                self._each_second(now)
             if self._access.revoked():
                 self._cut_off()
                 poller, handlers = self._handlers()
             self._succession.turn(now)
             self._publish(now)
             self._publisher.flush()
+
+    def _wait_ms(self, times: DueTimes) -> int:
+        """Return the milliseconds for which a turn waits for a message."""
+        now = time.monotonic()
+        wait = times.next(fast=self._publisher.wanted(frames.TOPIC_SNAPSHOT)) - now
+        if self._succession.core_away:
+            wait = min(wait, _REFRESH_S)
+        if self._refresh:
+            wait = min(wait, self._published + self._spacing - now)
+        return max(0, math.ceil(wait * 1e3))
+
+    def _each_second(self, now: float) -> None:
+        """Publish slowly, end commands and leases that are over their time, and look at keys and sockets."""
+        self._refresh.add(frames.TOPIC_SNAPSHOT_SLOW)
+        self._publisher.heartbeat(self._collector.step(), self._collector.core_age_ms())
+        self._consoles.bulk.expire(now)
+        self._consoles.commands.expire(now)
+        self._consoles.lease.expire()
+        self._on_faults()
+        self._engine.agents.turn()
+        self._on_agent()
+        self._access.turn(self._events.say)
+        if made := self._sockets.look():
+            self._events.say("folder.remade", f"the gateway has bound its sockets again: {', '.join(made)}")
 
     def _handlers(self) -> tuple[zmq.Poller, dict[zmq.Socket[bytes], Callable[[], None]]]:
         """Return the sockets to wait for, and what takes their messages."""
@@ -191,10 +184,10 @@ class Gateway:
         while not self._succession.turn(time.monotonic()) and not stop.is_set():
             self._sockets.collect.poll(20)
             self._on_collect()
-        return _SETTLE_S if self._journal.follows else 0.0
+        return SETTLE_S if self._journal.follows else 0.0
 
     def _judge(self, now: float) -> None:
-        self._judge_by_ns = int((now + _AWAY_S) * 1e9)
+        self._judge_by_ns = int((now + AWAY_S) * 1e9)
         self._take_report()
         self._parent_memory.look()
         if self._guarded(self._diagnose):
