@@ -77,8 +77,6 @@ class Collector:
         self.core: CoreReport | None = None
         self.news = False
         """Whether a report of an agent, or a fact, has come since the last judgement."""
-        self.unreadable = 0
-        """Number of messages that were not of this protocol."""
 
     @property
     def served(self) -> Serving | None:

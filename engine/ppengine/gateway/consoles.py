@@ -13,7 +13,6 @@ from ppengine.gateway import envelope
 from ppengine.gateway.access import AccessControl
 from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.bulk import BulkDesk
-from ppengine.gateway.collector import Collector
 from ppengine.gateway.commands import CommandDesk
 from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.engine_access import EngineLink
@@ -63,13 +62,12 @@ class Consoles:
         sockets: Sockets,
         access: AccessControl,
         events: EventLog,
-        collector: Collector,
         engine: EngineLink,
         local: LocalAnswers,
         pulse: Callable[[], tuple[int, float | None]],
     ) -> None:
         """`local` answers questions here; `pulse` returns the newest step and the age of the core's report in ms."""
-        self._config, self._sockets, self._events, self._collector = config, sockets, events, collector
+        self._config, self._sockets, self._events = config, sockets, events
         self._access, self._engine, self._pulse = access, engine, pulse
         self._to_control = Answerer(sockets.control, config.id, config.epoch)
         self._answer_bulk = Answerer(sockets.bulk, config.id, config.epoch)
@@ -108,7 +106,6 @@ class Consoles:
                 head, body = envelope.open_message(message.parts)
                 content = self._to_gateway.decode(body)
             except frames.ProtocolError as error:
-                self._collector.unreadable += 1
                 refusal = envelope.refusal(message.parts, error)
                 if refusal is not None:
                     self._answer_control(message.client, refusal)
@@ -151,7 +148,6 @@ class Consoles:
                 _, body = envelope.open_message(parts)
                 question = self._to_bulk.decode(body)
             except frames.ProtocolError as error:
-                self._collector.unreadable += 1
                 if envelope.readable(parts):
                     self._answer_bulk(client, Failed(nonce=envelope.nonce(parts), code="PROTOCOL", text=str(error)))
                 continue

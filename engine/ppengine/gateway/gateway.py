@@ -70,7 +70,7 @@ class Gateway:
         """Open sockets and the audit log. Raises OSError, zmq.ZMQError, AuditError, KeyFileError."""
         self._config = config
         audit = AuditLog(Path(config.run_dir), config.name, config.id)
-        refusals = RefusalLog(log)
+        self._refusals = refusals = RefusalLog(log)
         nodes = node_accepts(Path(config.run_dir)) if config.cluster is not None else None
         self._access = AccessControl(context, keys_dir(), refusals, nodes)
         self._connections = Connections(context, refusals)
@@ -90,7 +90,7 @@ class Gateway:
         self._probe = StackProbe(self._engine.ask_agent)
         local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)
         self._consoles = Consoles(
-            config, audit, self._sockets, self._access, self._events, self._collector, self._engine, local, self._pulse
+            config, audit, self._sockets, self._access, self._events, self._engine, local, self._pulse
         )  # fmt: skip
         self._succession = Succession(
             self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall,
@@ -288,8 +288,8 @@ class Gateway:
     def _collect(self, parts: list[bytes]) -> None:
         try:
             message = self._to_collector.decode(frames.split(parts, 1)[0])
-        except frames.ProtocolError:
-            self._collector.unreadable += 1
+        except frames.ProtocolError as error:
+            self._refusals(f"a report is dropped: {error}")
             return
         if isinstance(message, Recalled):
             self._succession.take(message, time.monotonic())
@@ -301,8 +301,8 @@ class Gateway:
         for parts in drain(self._sockets.front):
             try:
                 self._on_answer(self._from_front.decode(frames.split(parts, 1)[0]))
-            except frames.ProtocolError:
-                self._collector.unreadable += 1
+            except frames.ProtocolError as error:
+                self._refusals(f"an answer of the core is dropped: {error}")
 
     def _on_agent(self) -> None:
         for answer in self._engine.agents.answers():
