@@ -35,6 +35,16 @@ def test_what_was_measured_elsewhere_is_one_whole_record(tmp_path):
     assert (first.enqueued_ns, first.returned_ns, first.done_ns, first.peer, first.code) == (100, 130, 150, -1, 0)
 
 
+def test_counts_of_an_engine_that_runs_for_years_do_not_end_it(tmp_path):
+    """Step, message number and context have 32 bits in a record; a thousand messages a second fill them in 50 days."""
+    ring = Recorder(tmp_path / "main", "main", 0, 0)
+    ring.begin(Kind.SEND, 2**32 + 5, 1, 8, 2**32 + 7)
+    ring.part(Kind.FORWARD, 2**32 + 6, detail=2**33 + 1)
+    (sent, part) = RingReader(tmp_path / "main").latest(2)
+    assert (sent.step, sent.detail, part.step, part.detail) == (5, 7, 6, 1)
+    ring.close()
+
+
 @pytest.mark.parametrize(
     ("dtype", "width", "size", "text"),
     [

@@ -22,6 +22,8 @@ from ppengine.common.ring.layout import (
 
 _pack = RECORD.pack_into
 _HEADER_WORDS, _GAUGE_WORDS = HEADER_BYTES // 8, GAUGE_OFFSET // 8
+_U32 = 0xFFFFFFFF
+"""Steps, message numbers and contexts are recorded modulo 2**32: an engine may run for years."""
 _DONE = 4
 """The word of a record that is written later."""
 # Plain integers: they are looked up thousands of times a second.
@@ -66,7 +68,7 @@ class RingWriter:
         word = at >> 3
         words[word] = 0  # goes first: packing keeps no order
         _pack(
-            self._map, at, 0, kind, peer, step & 0xFFFFFFFF, begun_ns or _now_ns(), returned_ns, done_ns, size, detail,
+            self._map, at, 0, kind, peer, step & _U32, begun_ns or _now_ns(), returned_ns, done_ns, size, detail & _U32,
             0, code, self.generation,
         )  # fmt: skip
         self._head = words[word] = words[_HEAD] = seq = self._head + 1
@@ -80,7 +82,7 @@ class RingWriter:
             words[self._part] = now
         word = at >> 3
         words[word] = 0
-        _pack(self._map, at, 0, kind, peer, step & 0xFFFFFFFF, now, 0, 0, size, detail, 0, 0, self.generation)
+        _pack(self._map, at, 0, kind, peer, step & _U32, now, 0, 0, size, detail & _U32, 0, 0, self.generation)
         self._head = words[word] = words[_HEAD] = self._head + 1
         self._part = word + _DONE
         self._at = at + 64 if at < self._last else HEADER_BYTES
