@@ -83,12 +83,11 @@ class Troubles:
         self._lock = threading.Lock()
         self.changes = 0
         """Grows with every trouble that is seen."""
-        self.unkept = 0
 
     def clear(self) -> None:
         """Forget all."""
         with self._lock:
-            self._kept, self._sites, self.unkept = {}, [], 0
+            self._kept, self._sites = {}, []
             self.changes += 1
 
     def add(self, trouble: Trouble) -> None:
@@ -105,8 +104,6 @@ class Troubles:
                 short = text if len(text) <= _SUMMARY_MOST else text[: _SUMMARY_MOST - 3] + "..."
                 self._kept[key] = Kept(_CAUSES.get(trouble.kind, "stream_order"), short, evidence)
                 self._sites.append(trouble)  # Keeps the code objects alive whose ids are part of the key.
-            else:
-                self.unkept += 1
 
     def findings(self) -> list[Finding]:
         """Return them as reports, oldest first."""
