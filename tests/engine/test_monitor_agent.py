@@ -357,6 +357,15 @@ def test_proc_of_what_is_not_there():
     assert procfs.catches(gone, signal.SIGUSR2) is False
 
 
+def test_cgroups_of_nested_containers_are_read_to_their_end(monkeypatch):
+    """Version 1 has a line a controller, each with the whole path; a name may have bytes that are no UTF-8."""
+    path = b"/kubepods.slice/" + b"x" * 400 + b"/\xff"
+    lines = b"".join(b"%d:controller%d:%s\n" % (number, number, path) for number in range(14, 0, -1))
+    monkeypatch.setattr(procfs, "_content", lambda name, most: lines[:most])
+    found = procfs.cgroups(1).splitlines()
+    assert len(found) == 14 and all(line.endswith("/\N{REPLACEMENT CHARACTER}") for line in found)
+
+
 def test_a_process_is_followed_to_another_cgroup_at_once(tmp_path, monkeypatch):
     """What killed it there is known, and what that group counted before is not taken for its own."""
     files = {"a": tmp_path / "a", "b": tmp_path / "b"}

@@ -15,6 +15,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PF_EXITING = 4
 _NAME_MOST = 40
 """Characters of a program's name."""
+_FILE_BYTES = 1 << 14
+"""Bytes of a file of one process: cgroups of nested containers, or the groups of a user, take more than a page."""
 _EVERY_PROCESSOR = 1 << 18
 """Bytes of /proc/stat for thousands of processors."""
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -171,7 +173,7 @@ def scheduling(pid: int) -> str:
     return f"may use processors {allowed[1].decode()}, nice value {int(fields[16])}"
 
 
-def _read(path: str, most: int = 4096) -> bytes | None:
+def _read(path: str, most: int = _FILE_BYTES) -> bytes | None:
     try:
         return _content(path, most)
     except OSError as error:
@@ -233,7 +235,7 @@ def resident_ranges(pid: int, ranges: Sequence[tuple[int, int]]) -> list[int] | 
 
 def cgroups(pid: int) -> str:
     """Return the cgroups of `pid` as /proc lists them, one line per hierarchy; empty: not readable."""
-    return (_read(f"/proc/{pid}/cgroup") or b"").decode()
+    return (_read(f"/proc/{pid}/cgroup") or b"").decode(errors="replace")
 
 
 def oom_kill_files(groups: str) -> list[Path]:
