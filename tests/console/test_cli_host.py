@@ -14,8 +14,9 @@ from ppconsole.cli import host_report
 from ppconsole.link.engine_host import HostLook, HostProcess, processes_of
 from ppengine.protocol.discovery import EngineRecord, process_start
 
-TREE = """
+TREE = r"""
 import subprocess, sys, time
+open("/proc/self/comm", "wb").write(b"/home/a\xe7\x94\xa8\xe6\x88\xb7\xe5\x90\x8d")
 words = [["ppengine.gateway"], ["ppengine.core"], ["ppengine.agent"], ["ppengine.stage.worker", "--stage", "1"]]
 code = "import time; time.sleep(60)"
 children = [subprocess.Popen([sys.executable, "-c", code, *each]) for each in words]
@@ -27,7 +28,7 @@ time.sleep(60)
 
 @pytest.fixture
 def tree() -> Iterator[tuple[EngineRecord, list[int]]]:
-    """A supervisor with gateway, core, agent, a stage, and a process that is none of ours."""
+    """A supervisor, whose name the kernel cuts inside a character, gateway, core, agent, stage, and none of ours."""
     command = [sys.executable, "-c", TREE, "ppengine.supervisor"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None

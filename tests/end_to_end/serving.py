@@ -298,7 +298,7 @@ def stage_pids(supervisor: int, stage: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            parent = int((path / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
             words = (path / "cmdline").read_bytes().replace(b"\0", b" ").split()
         except (FileNotFoundError, ProcessLookupError):
             continue

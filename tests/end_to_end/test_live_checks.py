@@ -204,7 +204,7 @@ def children_named(module: str, parent: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
             words = (path / "cmdline").read_bytes().decode().replace("\0", " ").split()
         except (FileNotFoundError, ProcessLookupError):
             continue

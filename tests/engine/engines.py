@@ -167,7 +167,7 @@ def _processes() -> list[tuple[int, list[str]]]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            found.append((int(path.name), (path / "stat").read_text().rpartition(")")[2].split()))
+            found.append((int(path.name), (path / "stat").read_text(errors="replace").rpartition(")")[2].split()))
         except (FileNotFoundError, ProcessLookupError):
             continue
     return [(pid, fields) for pid, fields in found if fields[0] != "Z"]

@@ -138,6 +138,6 @@ def _wchan(pid: int) -> str:
 
 def _read(path: Path) -> str:
     """Return the text of a file of the kernel; empty if the process is gone, or another user's."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text()
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")  # the kernel cuts a process's name also inside a character
     return ""

@@ -15,7 +15,7 @@ def cpu_by_module(supervisor: int) -> dict[str, float]:
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_bytes().rpartition(b")")[2].split()
             title = path.with_name("cmdline").read_bytes()
         except OSError:
             continue

@@ -150,10 +150,10 @@ def session(leader: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            fields = (path / "stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if int(fields[3]) == leader and fields[0] != "Z":
+        if int(fields[3]) == leader and fields[0] != b"Z":
             found.append(int(path.name))
     return sorted(found, key=lambda pid: (pid != leader, pid))
 

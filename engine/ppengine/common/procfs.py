@@ -289,9 +289,5 @@ def _children_files(pid: int) -> list[Path]:
 
 def catches(pid: int, signal_number: int) -> bool:
     """Return whether process `pid` has a handler for the signal, so that sending it does not end the process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-    return bool(mask >> (signal_number - 1) & 1)
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)", _read(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (signal_number - 1) & 1)

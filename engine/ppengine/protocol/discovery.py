@@ -88,11 +88,11 @@ def ring_dir(engine_id: str) -> Path:
 def process_start(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot; None if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()  # its name may be cut inside a character
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
+    fields = text.rpartition(b")")[2].split()
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def alive(record: EngineRecord) -> bool:

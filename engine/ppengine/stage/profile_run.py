@@ -59,7 +59,7 @@ def activation_bytes(run: Callable[[], None]) -> int:
 
 
 def _status_bytes(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(errors="replace").splitlines():
         key, _, value = line.partition(":")
         if key == name:
             return int(value.split()[0]) * 1024
