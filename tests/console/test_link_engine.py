@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fake_gateway import FakeGateway
 from link_helpers import FAST, Seen
+from ppconsole.link.attachment import KeyRefused, Session, SessionOver
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.source import LinkLost, QueryFailed
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
+from ppconsole.link.source import AccessDenied, LinkLost, QueryFailed
+from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refused
 from ppengine.protocol.discovery import keep_record
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.kept_files import EngineEnd, engine_folder, write_end
@@ -220,6 +221,28 @@ async def test_a_command_that_a_lost_link_left_open_is_sent_again_under_its_id(f
         assert fake.hellos[0].console == fake.hellos[-1].console != ""
 
 
+async def test_a_link_that_breaks_before_it_has_sent_a_command_again_is_lost(
+    fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.answers[Pause] = lambda command: []
+    async with attached(fake) as (link, seen):
+        waiting = asyncio.create_task(link.command(Pause()))
+        await seen.until(lambda seen: len(fake.commands) == 1)
+        send = Session.send_command
+
+        async def send_late(session: Session, command: Command) -> None:
+            fake.stop()
+            await asyncio.sleep(0.2)  # the socket knows that nothing is connected
+            await send(session, command)
+
+        monkeypatch.setattr(Session, "send_command", send_late)
+        epoch = fake.epoch
+        fake.stop()
+        fake.start(epoch)
+        await seen.until(lambda seen: "no engine fake" in seen.texts[-1])
+        waiting.cancel()
+
+
 async def test_accepted_command_is_settled_by_its_event_after_a_broken_link(fake: FakeGateway) -> None:
     fake.answers[Pause] = lambda command: [Accepted(id=command.id, op="op-7")]
     async with attached(fake) as (link, seen):
@@ -301,6 +324,26 @@ async def test_attached_times_out_with_the_reason(fake: FakeGateway) -> None:
     await link.start(seen.take)
     await seen.until(lambda seen: any("does not answer within" in text for text in seen.texts))
     with pytest.raises(LinkLost, match="does not answer within"):
+        await link.attached(0.05)
+    await link.close()
+
+
+async def test_attached_waits_for_an_engine_that_is_gone_after_it_has_refused_the_key(
+    fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [KeyRefused("the engine does not allow the key"), SessionOver("it does not answer")]
+
+    async def open_one(*_: object, **__: object) -> Session:
+        raise ends.pop(0) if len(ends) > 1 else ends[0]
+
+    monkeypatch.setattr(Session, "open", open_one)
+    link = EngineLink(fake.record, timing=FAST)
+    seen = Seen()
+    await link.start(seen.take)
+    with pytest.raises(AccessDenied):
+        await link.attached(60)
+    await seen.until(lambda seen: seen.texts[-1] == "it does not answer")
+    with pytest.raises(LinkLost, match="it does not answer"):
         await link.attached(0.05)
     await link.close()
 

@@ -98,6 +98,7 @@ class EngineLink:
         self._session: Session | None = None
         self._over: EndedEngine | None = None
         self._attached = asyncio.Event()
+        """Set while there is a session, and after an attempt that failed by its key."""
         self._denied = False
         """The last attempt failed by its key."""
         self._epoch: str | None = None
@@ -242,12 +243,16 @@ class EngineLink:
         self._emit(LinkState(state="connecting", text=f"connecting to {self.record.label}"))
         try:
             while True:
+                denied = False
                 try:
                     self._text = await self._once(context)
                 except SessionOver as over:
-                    self._text, self._denied = str(over), isinstance(over, KeyRefused)
-                    if self._denied:
-                        self._attached.set()
+                    self._text, denied = str(over), isinstance(over, KeyRefused)
+                self._denied = denied
+                if denied:
+                    self._attached.set()
+                else:
+                    self._attached.clear()
                 failures = 1 if self._up else failures + 1
                 self._up = False
                 self._commands.connection_lost(self._text)
@@ -289,11 +294,12 @@ class EngineLink:
         )  # fmt: skip
         self.record = _named(record, session.welcome)
         self._enter(session)
-        for command in self._commands.attached(session.welcome.epoch):
-            with contextlib.suppress(LinkLost):
-                await session.send_command(command)
         handlers = Handlers(self._on_snapshot, self._events.take, self._commands.take, self._on_stale)
         try:
+            with contextlib.suppress(LinkLost, TimeoutError):  # `run` sees that the link is broken
+                async with asyncio.timeout(self._timing.ping_s):
+                    for command in self._commands.attached(session.welcome.epoch):
+                        await session.send_command(command)
             await session.run(handlers)
         finally:
             self._session = None
