@@ -62,6 +62,22 @@ def test_a_line_without_room_leaves_nothing_behind(tmp_path: Path, disk: FullDis
     assert names(tmp_path) == ["a", "c"]
 
 
+def test_a_removed_log_is_made_again_although_the_other_cannot_be(tmp_path: Path) -> None:
+    run_dir, kept = tmp_path / "run", tmp_path / "kept"
+    log = AuditLog(run_dir, "e", "id", {audit.KEEP_VARIABLE: str(kept)})
+    log.write(entry("a"))
+    audit_file(run_dir).unlink()
+    (kept / "e-id.jsonl").rename(tmp_path / "elsewhere")
+    kept.rmdir()
+    with pytest.raises(AuditError, match="No such file or directory"):
+        log.write(entry("b"))
+    kept.mkdir()
+    log.write(entry("c"))
+    assert names(run_dir) == ["a", "c"]
+    assert (kept / "e-id.jsonl").read_bytes() == audit_file(run_dir).read_bytes()
+    log.close()
+
+
 def test_the_reserve_is_there_for_a_line_that_must_be_written(tmp_path: Path, disk: FullDisk) -> None:
     log = AuditLog(tmp_path, "e", "id", {})
     reserve = tmp_path / audit.RESERVE

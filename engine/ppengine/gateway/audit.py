@@ -128,7 +128,8 @@ class AuditLog:
         if not reserved:
             self._keep_reserve()
         line = msgspec.json.encode(entry) + b"\n"
-        self._files = [(path, _present(path, descriptor)) for path, descriptor in self._files]
+        for number, (path, descriptor) in enumerate(self._files):
+            self._files[number] = path, _present(path, descriptor)  # one by one: that of the next may raise
         for path, descriptor in self._files:
             try:
                 try:
