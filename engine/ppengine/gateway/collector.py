@@ -22,29 +22,27 @@ from ppengine.diagnosis.phrases import duration, seconds
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tier_evidence import TierEvidence
 from ppengine.diagnosis.tier_history import TierHistory, is_store
-from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
+from ppengine.diagnosis.tracker import EvidenceTracker
 from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.far_links import FarLinks
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
 from ppengine.gateway.http_clients import HttpClients
-from ppengine.gateway.merge import Inputs, held_bytes, merge, stage_state
+from ppengine.gateway.merge import Inputs, held_bytes, merge
 from ppengine.gateway.node_clocks import NodeClocks
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.gateway.shortage_watch import ShortageWatch
+from ppengine.gateway.stage_changes import StageChanges
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.facts import Exited, Fact, Serving
 from ppengine.protocol.gpu import DeviceRooms, GpuInfo
 from ppengine.protocol.reports import CoreReport, Finding, Happened, ProcessReport
 from ppengine.protocol.snapshot import IncidentInfo, LeaseInfo, Snapshot, Verdict, WaitInfo
-from ppengine.protocol.stage_info import StageState
 from ppengine.protocol.stage_samples import TRACED, AgentReport
 
 CORE_SILENT_S = 2.0
 _ORDERLY = frozenset({0, -15, -2})
 """Exit codes of a core that ended on request."""
-_NOTABLE: frozenset[StageState] = frozenset({"loading", "stopped", "dead"})
-"""Stage states whose begin and end are events; the others change many times a second."""
 
 
 class Collector:
@@ -65,7 +63,7 @@ class Collector:
         """Figures by UUID, and the time of the agent's report."""
         self._hosts: dict[str, Timed] = {}
         """Available memory by host."""
-        self._states: dict[Key, StageState] = {}
+        self._stage_changes = StageChanges(config.groups, events)
         self._evidence: Evidence | None = None
         self.verdicts: list[Verdict] = []
         self._failed_at = 0.0
@@ -241,8 +239,13 @@ class Collector:
             evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head,
             tiers=self._tier_evidence(now_ns),
         )  # fmt: skip
-        before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
-        self.verdicts = diagnose(self._evidence)
+        before, self.verdicts = self.verdicts, diagnose(self._evidence)
+        news = self._say_verdicts(before)
+        return self._stage_changes.note(self.core, self._sightings, self.processes.listed, self.verdicts) or news
+
+    def _say_verdicts(self, verdicts_before: list[Verdict]) -> bool:
+        """Make events of verdicts that are new or over; return whether there was one."""
+        before = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in verdicts_before}
         after = {(verdict.stage, verdict.rank, verdict.cause): verdict for verdict in self.verdicts}
         # The root comes last: a console with two lines of events shows the newest.
         for key, verdict in sorted(after.items(), key=lambda each: each[1].root):
@@ -253,7 +256,7 @@ class Collector:
                 age = seconds(verdict.since_s) if verdict.since_s < 60 else duration(verdict.since_s)
                 text = f"over: {verdict.cause}, reported for {age}: {verdict.summary}"
                 self._events.say("verdict.cleared", text, stage=verdict.stage)
-        return self._note_stages() or before.keys() != after.keys()
+        return before.keys() != after.keys()
 
     def _tier_evidence(self, now_ns: int) -> TierEvidence | None:
         """Return the evidence of stores and backends; None without KV tiers."""
@@ -296,29 +299,6 @@ class Collector:
     def gil_sharers(self) -> list[Key]:
         """Return the stages whose GIL is held for a part of the time."""
         return [] if self._evidence is None else [each.key for each in self._evidence.stages if shares_gil(each)]
-
-    def _note_stages(self) -> bool:
-        """Make events of notable changes of the stages' states; return whether there was one."""
-        changed = False
-        views = {(view.index, view.rank): view for view in self.core.stages} if self.core else {}
-        for key in self._config.groups.places:
-            stage = key.stage
-            seen, process = self._sightings.get(key), newest_process(self.processes.listed, "stage", key)
-            state = stage_state(views.get(key), seen.sample if seen else None, process, self.verdicts, key)
-            before = self._states.get(key, "loading")
-            self._states[key] = state
-            if before == state or not {before, state} & _NOTABLE:
-                continue
-            changed = True
-            pid = process.pid if process else seen.sample.pid if seen else None
-            where = self._config.groups.text(key) + (f" (pid {pid})" if pid else "")
-            if state in _NOTABLE:
-                detail = f": {process.detail}" if process and process.detail else ""
-                self._events.say(f"stage.{state}", f"{where} is {state}{detail}", stage=stage)
-            elif before != "loading":  # The core itself reports that a stage is ready.
-                word = "continued" if before == "stopped" else "back"
-                self._events.say(f"stage.{word}", f"{where} is {word}, now {state}", stage=stage)
-        return changed
 
     def snapshot(
         self,
