@@ -305,6 +305,20 @@ def test_a_difference_is_a_finding_until_it_is_switched_off(world, children):
     assert world.engine.reporter.build().engine.checks.shadow == 0.0
 
 
+def test_a_task_that_went_before_the_reference_was_there_does_not_block_it(world, children):
+    """The word of a reference that was switched off comes after the start of the next one."""
+    world.say(SetCheck(check="shadow", share=1.0))
+    assert switch(world, "shadow", "off").state == "applied"
+    shadow_on(world, 1.0)
+    world.submit(max_tokens=9)
+    world.engine.advance()
+    world.retire()
+    assert len(tasks(world)) == 1, "no process gets it"
+    world.engine.on_stage(ShadowReady(weights_bytes=1))
+    world.retire()
+    assert len(tasks(world)) == 2
+
+
 def test_a_reference_that_cannot_load_fails_the_switch(world, children):
     world.say(SetCheck(check="shadow"))
     children[0].code = 1

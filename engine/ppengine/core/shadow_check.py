@@ -142,7 +142,7 @@ class Shadow:
         if self._child is None:
             return
         if isinstance(message, ShadowReady):
-            self.state = "ready"
+            self.state, self._busy = "ready", False  # a task that went before has reached no process
             if self._operation is not None:
                 self._operations.end(self._operation, "applied", self._ready_text())
                 self._operation = None
