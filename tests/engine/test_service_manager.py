@@ -60,7 +60,8 @@ def test_an_engine_is_ready_when_it_serves_and_feeds_the_watchdog(manager: Manag
         engine.end()
 
 
-def test_without_a_manager_nothing_is_sent() -> None:
+def test_without_a_manager_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "socket")
     for environ in ({}, {"NOTIFY_SOCKET": "relative", "WATCHDOG_USEC": "1"}):
         manager = ServiceManager(environ)
         manager.ready("x")
