@@ -1,11 +1,12 @@
 """Files of an engine that outlive it: logs, its end, and which engines' files go first."""
 
 import os
+import resource
 import stat
 import time
 
 import pytest
-from ppengine.protocol import discovery, kept_files
+from ppengine.protocol import discovery, kept_files, keys
 from ppengine.protocol.discovery import EngineRecord, ended_engines, keep_record, list_engines, remove_engine
 from ppengine.protocol.kept_files import LOG_BYTES_MOST, EngineEnd, engine_folder, read_end, write_end
 
@@ -52,6 +53,22 @@ def test_logs_and_end_of_a_dead_engine_stay():
     assert (one.folder / "core.log").read_text() == "log of aaaaaa\n"
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in one.folder.iterdir())
     assert stat.S_IMODE(one.folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("write", [kept_files.write_file, keys.write_private])
+def test_a_file_without_room_leaves_nothing_behind(tmp_path, write):
+    """Else the parts of each try would fill the rest of the disk, and those of a key would stay."""
+    path = tmp_path / "file"
+    write(path, b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises((OSError, keys.KeyFileError), match="File too large"):
+            write(path, bytes(2 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"before"
+    assert path in tmp_path.iterdir() and not list(tmp_path.glob(".*"))
 
 
 def test_a_live_engine_has_not_ended():

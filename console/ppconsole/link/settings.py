@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from ppengine.protocol.error_text import one_line
 from ppengine.protocol.json_files import read_json_file
+from ppengine.protocol.kept_files import write_file
 
 from ppconsole.model.prompt_options import OptionError, PromptOptions
 
@@ -100,10 +101,5 @@ def _words(value: Any) -> list[str]:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` at once, with mode 0600."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    draft.replace(path)
+    write_file(path, data)
