@@ -81,6 +81,20 @@ def test_a_healed_fault_is_kept_with_its_end_and_its_consequences(tmp_path, cloc
     assert log.newest == over.info
 
 
+def test_an_incident_keeps_its_own_consequences_although_another_begins_soon(tmp_path, clock, log):
+    first = fault(clock)
+    log.look(first, [first.verdict, verdict(0, "starved", root=False)])
+    first.over_wall = clock.now
+    log.look(first, [])
+    clock.now += 5
+    second = fault(clock, 2, stage=2)
+    log.look(second, [second.verdict, verdict(3, "starved", root=False)])
+    clock.now += AROUND_S
+    log.look(second, [second.verdict], None)
+    log.close()
+    assert [one.consequences for one in kept(tmp_path)] == [["stage 0 starved"], ["stage 3 starved"]]
+
+
 def test_a_clock_that_is_set_back_does_not_hold_up_an_end(clock, log, monkeypatch):
     settled = []
     monkeypatch.setattr(log, "_settle", settled.append)

@@ -52,6 +52,7 @@ class IncidentLog:
         self._served: Serving | None = None
         self._fault: FaultDetail | None = None
         self._consequences: dict[object, str] = {}
+        """Those of the newest incident, by process."""
         self._settling: list[tuple[float, Incident]] = []
         """Incidents that have ended, with the time at which the minute after them is over."""
         self.newest: IncidentInfo | None = None
@@ -68,13 +69,13 @@ class IncidentLog:
             return
         info = incident.info
         self.newest, self._fault = info, incident.fault
+        self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
         if info.over_wall is not None:
             if time.time() - info.over_wall < AROUND_S:
                 self._settle_later(incident)
             return
         info.ended = ""
         self._open, self._begun_ns = incident, time.monotonic_ns() - int(max(0.0, time.time() - info.wall) * 1e9)
-        self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
 
     def note_event(self, event: Event) -> None:
         """Keep an event that may belong to an incident; ends of requests would leave no room for the others."""
@@ -147,9 +148,10 @@ class IncidentLog:
         return True
 
     def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
-        for verdict in verdicts:
-            if not verdict.root:
-                self._consequences[verdict.stage, verdict.rank] = verdict.summary
+        """Note the newest verdict on each other process as a consequence of the open incident."""
+        assert self._open is not None
+        self._consequences |= {(one.stage, one.rank): one.summary for one in verdicts if not one.root}
+        self._open.consequences = list(dict.fromkeys(self._consequences.values()))
 
     def _end(self, over_wall: float | None) -> None:
         """End the open incident; `over_wall` None: the engine ended during it.
@@ -195,7 +197,6 @@ class IncidentLog:
         self._history.around(begin, end, self._path(incident))
 
     def _write(self, incident: Incident) -> None:
-        incident.consequences = list(dict.fromkeys(self._consequences.values())) or incident.consequences
         try:
             path = self._path(incident)
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
