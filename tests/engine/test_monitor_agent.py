@@ -9,15 +9,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import zmq
 from monitor_helpers import TRIES, make_config, remove, sample, started, until
 from ppengine.agent import stack_dumps
-from ppengine.agent.agent import CALM_S, Sampler, is_calm
+from ppengine.agent.agent import CALM_S, Sampler, StackServer, is_calm
 from ppengine.agent.process_watch import OomKills
+from ppengine.agent.stack_dumps import Ability
 from ppengine.agent.stage_watch import StageWatch
 from ppengine.common import procfs
+from ppengine.common.ptrace_pauses import PtracePauses
 from ppengine.common.ring import MAP_RING, Kind, RingWriter, Word
 from ppengine.common.ring.layout import DEFAULT_CAPACITY
 from ppengine.drills.tracer import Tracer
@@ -292,6 +295,23 @@ def test_questions_that_the_agent_cannot_answer(config):
     with agent(config):
         assert ask(config, Inspect(nonce=1, what="stacks", stage=5)).code == "NOT_FOUND"
         assert ask(config, Inspect(nonce=2, what="blocks")).code == "UNSUPPORTED"
+
+
+def test_a_question_without_room_for_threads_fails_and_the_next_one_is_answered(config, monkeypatch):
+    """An exception would end the thread that answers, and no stack would be had any more."""
+    server = object.__new__(StackServer)
+    server._config, server._sampler, server.pauses = config, Sampler(config), PtracePauses()
+    question, ability = Inspect(nonce=3, what="stacks", stage=0), Ability(False, False, "none")
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", no_thread)
+        failed = server._answer(question, ability)
+        assert (failed.nonce, failed.code) == (3, "FAILED")
+        assert failed.text == "the agent cannot look: can't start new thread"
+    assert isinstance(server._answer(question, ability), Inspected)
+
+
+def no_thread(thread):
+    raise RuntimeError("can't start new thread")
 
 
 def test_without_py_spy_the_process_writes_its_own_stack(config, monkeypatch):

@@ -14,7 +14,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from ppengine.common.ptrace_pauses import PauseFilter, PtracePauses
 from ppengine.protocol import frames
 from ppengine.protocol.agent_messages import ClockAnswer, ClockQuestion, ToAgent
 from ppengine.protocol.control import Failed, Inspect, Inspected
-from ppengine.protocol.inspection import StacksDetail, StageStacks
+from ppengine.protocol.inspection import RingsDetail, StacksDetail, StageStacks
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_samples import AgentReport, StageSample
 
@@ -172,16 +172,24 @@ class StackServer:
         if not all(0 <= stage < self._config.stages for stage in stages):
             text = f"no stage {question.stage}: this engine has 0 to {self._config.stages - 1}"
             return Failed(nonce=question.nonce, code="NOT_FOUND", text=text)
-        if question.what == "rings":
-            places = [place for place in self._config.groups.places if place.stage in stages]
-            rings = last_steps.read_rings(self._sampler.files, places, question.lines)
-            return Inspected(nonce=question.nonce, what="rings", data=msgspec.Raw(frames.encode(rings)))
+        try:
+            detail = (
+                self._rings(question, stages) if question.what == "rings" else self._stacks(question, stages, ability)
+            )
+        except (OSError, RuntimeError) as error:  # No descriptor or thread is left at present.
+            return Failed(nonce=question.nonce, code="FAILED", text=f"the agent cannot look: {error}")
+        return Inspected(nonce=question.nonce, what=question.what, data=msgspec.Raw(frames.encode(detail)))
+
+    def _rings(self, question: Inspect, stages: Sequence[int]) -> RingsDetail:
+        places = [place for place in self._config.groups.places if place.stage in stages]
+        return last_steps.read_rings(self._sampler.files, places, question.lines)
+
+    def _stacks(self, question: Inspect, stages: Sequence[int], ability: Ability) -> StacksDetail:
         with ThreadPoolExecutor(_SPIES) as pool:
             core = pool.submit(self._take_core) if question.core or question.stage is None else None
             places = [place for place in self._config.groups.places if place.stage in stages and not question.core]
             taken = pool.map(lambda place: self._take(place, ability), places)
-            detail = StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
-        return Inspected(nonce=question.nonce, what="stacks", data=msgspec.Raw(frames.encode(detail)))
+            return StacksDetail(stages=list(taken), core=core.result() if core else None, ability=ability.text)
 
     def _take(self, place: Place, ability: Ability) -> StageStacks:
         pid = self._sampler.pids.get(place)
