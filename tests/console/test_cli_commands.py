@@ -814,13 +814,14 @@ def test_doctor_gives_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 
 # --- a child engine -----------------------------------------------------------------------------------------
 
-STAND_IN = """
+STAND_IN = r"""
 import json, os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 signal.signal(signal.SIGINT, lambda *_: os._exit(0))
 line = int(sys.argv[sys.argv.index("--lifeline") + 1])
 print("a message for humans", file=sys.stderr, flush=True)
 print("a library prints this", flush=True)
+os.write(1, b'{"a library": "prints \xff"}\n')
 started = {"event": "started", "id": "abc", "name": "stand-in", "pid": os.getpid(), "argv": sys.argv[1:]}
 print(json.dumps(started), flush=True)
 while os.read(line, 1):

@@ -167,3 +167,9 @@ def test_a_reader_that_is_gone_changes_no_exit_code():
         end.close()
     child.communicate(b"\n")
     assert child.returncode == 0
+
+
+@pytest.mark.parametrize("line", [b"print\n", b'"\xff"\n', b'{"event": "\xff"}\n', b'{"event": "started"}\n'])
+def test_a_line_that_is_none_of_the_supervisor_s_is_passed_on(line: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    Keeper([])._pass_on(line)
+    assert capfd.readouterr().out == line.decode(errors="replace")

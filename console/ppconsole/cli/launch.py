@@ -72,7 +72,7 @@ class EngineProcess:
                 for line in self._process.stdout:
                     try:
                         notice = msgspec.json.decode(line, type=dict[str, Any])
-                    except msgspec.MsgspecError:
+                    except (msgspec.MsgspecError, UnicodeDecodeError):
                         continue  # a library's print; the supervisor's own lines are JSON
                     _tell(loop, queue, notice)
             _tell(loop, queue, None)

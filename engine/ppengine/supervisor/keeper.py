@@ -100,7 +100,7 @@ class Keeper:
         try:
             started = msgspec.json.decode(line, type=_Started)
             self._engine = started.id if started.event == "started" else self._engine
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             pass  # a library's print
         pass_on(line)
 
