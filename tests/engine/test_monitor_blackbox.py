@@ -58,6 +58,15 @@ def test_more_steps_than_the_ring_holds(files):
     assert {record.step for record in stage.threads[0].records} == set(range(102))
 
 
+def test_records_that_a_full_ring_has_overwritten_are_not_torn(tmp_path):
+    path = tmp_path / "s0.0.main.ring"
+    with contextlib.closing(RingWriter(path, "main", 0, 0, capacity=64)) as ring:
+        for step in range(1, 101):
+            ring.end(ring.begin(Kind.STEP, step))
+        (stage,) = read_rings({(0, 0): {"main": (path, 0)}}, [Place(0, 0)], 8).stages
+    assert (stage.threads[0].recorded, stage.threads[0].torn) == (100, 0)
+
+
 def test_a_ring_that_is_gone_is_told(files, tmp_path):
     (stage,) = read_rings({(0, 0): {**files, "swap": (tmp_path / "nothing", 1)}}, [Place(0, 0)], 4).stages
     assert "swap" in stage.error and len(stage.threads) == 2

@@ -40,7 +40,7 @@ def read_rings(found: Mapping[tuple[int, int], Files], places: list[Place], step
 def read_stage(stage: int, rank: int, files: Files, steps: int) -> StageRings:
     """Return the last `steps` steps of every thread of one stage."""
     answer = StageRings(stage=stage, rank=rank, pid=None)
-    latest: list[tuple[str, str, int, list[Record]]] = []
+    latest: list[tuple[ThreadRing, list[Record]]] = []
     with contextlib.ExitStack() as stack:
         for name in sorted(files.keys() - {DEVICE_PAGE}, key=lambda name: (name != "main", name)):
             try:
@@ -48,19 +48,22 @@ def read_stage(stage: int, rank: int, files: Files, steps: int) -> StageRings:
             except (OSError, ValueError) as error:
                 answer.error = f"ring {name}: {error}"
                 continue
-            head = reader.word(Word.HEAD)
-            latest.append((name, reader.name or name, head, reader.latest(steps * _RECORDS_A_STEP)))
+            # The oldest record of a full ring may be overwritten now.
+            head, most = reader.word(Word.HEAD), min(steps * _RECORDS_A_STEP, reader.word(Word.CAPACITY) - 1)
+            records = reader.latest(most)
+            ring = ThreadRing(ring=name, name=reader.name or name, recorded=head, records=[])
+            ring.torn = max(0, min(head, most) - len(records))
+            latest.append((ring, records))
             if name == "main":
                 answer.pid = reader.word(Word.PID)
                 answer.begun_step, answer.finished_step = (
                     reader.gauge(Gauge.STEP_BEGUN),
                     reader.gauge(Gauge.STEP_FINISHED),
                 )
-    newest = max((record.step for _, _, _, records in latest for record in records), default=0)
-    for ring, name, head, records in latest:
-        kept = _of_steps(records, newest - steps)
-        torn = min(head, steps * _RECORDS_A_STEP) - len(records)
-        answer.threads.append(ThreadRing(ring=ring, name=name, recorded=head, records=kept, torn=max(0, torn)))
+    newest = max((record.step for _, records in latest for record in records), default=0)
+    for ring, records in latest:
+        ring.records = _of_steps(records, newest - steps)
+        answer.threads.append(ring)
     return answer
 
 
