@@ -12,7 +12,6 @@ than kernels do.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ that.
 """
 _TILE, _ROUND = 128, 2**21
 """All pieces but the last have a multiple of these rows, as tiles of products have; rooms have one of these bytes."""
-_Known = TypeVar("_Known")
 
 
 class CopiedSums(ABC):
