@@ -45,6 +45,9 @@ class LateStream:
     def wait(self, event: LateEvent) -> None:
         self.fake.wait(event.event)
 
+    def drain(self, releases: list[object]) -> None:
+        self.record("left").synchronize()
+
 
 class Stage:
     """Device and host blocks as lists of numbers, kernels and copies as work on fake streams."""
@@ -179,6 +182,18 @@ def test_compute_goes_on_beside_a_load(stage: Stage) -> None:
     seen: list[float] = []
     stage.launch(stage.compute, "read 5", lambda: seen.append(stage.device[5]), [(True, 5)], [])
     assert stage.finish() == [] and seen == [-1.0]
+
+
+def test_what_a_generation_leaves_under_way_lands_in_no_block_or_slot_of_the_next(stage: Stage) -> None:
+    stage.move(MoveKind.OUT, [(3, 0)])
+    stage.move(MoveKind.LOAD, [(1, 5)])
+    stage.compute.drain([])
+    stage.mover.drain()
+    stage.kernel(3, 33.0)
+    stage.kernel(5, 55.0)
+    stage.host[0] = 7.0  # by the store
+    stage.compute.drain([])
+    assert stage.finish() == [] and (stage.device[3], stage.device[5], stage.host[0]) == (33.0, 55.0, 7.0)
 
 
 def test_a_row_that_does_not_wait_for_its_load_is_found(stage: Stage) -> None:

@@ -277,6 +277,32 @@ def test_a_swap_that_a_generation_leaves_under_way_is_nobodys(device: Device, tm
     assert found(stage) == []
 
 
+@pytest.mark.parametrize(("move", "lane"), [(Move(OUT, 1, 0), "swap out"), (Move(MoveKind.LOAD, 0, 1), "swap in")])
+def test_a_generation_is_left_when_its_swaps_are_done(
+    move: Move, lane: str, device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stage, record, looks = alone(device, tmp_path), Stream.record, 0
+    device.prompt = True
+
+    def late(stream: Stream, *arguments: Any) -> Event:
+        point = record(stream, *arguments)
+
+        def query() -> bool:
+            nonlocal looks
+            looks += 1
+            return looks > 9
+
+        if stream.name == lane:
+            point.raw.query = query  # type: ignore[method-assign]
+        return point
+
+    stage.step(map_blocks=8, **request()).finish()
+    monkeypatch.setattr(Stream, "record", late)
+    stage.step(moves=[move])
+    stage.runner.leave()
+    assert looks > 9
+
+
 def test_integers_that_are_overwritten_on_their_way(device: Device, leave: Leave) -> None:
     for left in (False, True):
         ledger = Ledger(0)

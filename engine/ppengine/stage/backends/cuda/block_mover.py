@@ -62,6 +62,12 @@ class BlockMover:
             self._compute.wait(event)
         return event
 
+    def drain(self) -> None:
+        """Wait in the calling thread for the copies under way. Compute must be drained. Raises TimeoutError."""
+        for stream in dict.fromkeys(copy.stream for copy in self._under_way if not copy.event.done()):
+            stream.drain([])
+        self._under_way.clear()
+
 
 def _touched(kind: MoveKind, pairs: Pairs) -> Iterable[tuple[bool, int]]:
     for source, target in pairs:

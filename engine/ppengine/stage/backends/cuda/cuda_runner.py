@@ -61,7 +61,8 @@ class CudaRunner(Runner):
     def leave(self) -> None:
         """Wait for the device, then close all edges. Raises TimeoutError if the device does not end its work."""
         self.buffers.compute.drain([self.release])
-        # Swaps that are under way belong to no later step.
+        # Compute does not wait for what goes out, or is loaded. It would land in blocks and slots of later steps.
+        self.buffers.mover.drain()
         self.buffers.kv_blocks.forget()
         super().leave()
 
