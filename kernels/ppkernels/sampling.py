@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ppkernels import cpu
 from ppkernels.adjust import adjusted
+from ppkernels.best_ids import best_ids
 from ppkernels.dispatch import choose
 from ppkernels.sampling_inputs import SamplingInputs, SamplingOutput
 from ppkernels.token_masks import masked
@@ -125,13 +126,13 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: list[int]) -> dict[int, tu
     picked = logits[index]
     values = torch.log_softmax(picked if picked.dtype == torch.float64 else picked.float(), -1)
     chosen = values.gather(1, tokens[index].unsqueeze(1)).squeeze(1).tolist()
-    best = min(max(wanted), logits.shape[1])
-    top = values.topk(best, -1) if best else None
+    ids = best_ids(values, min(max(wanted), logits.shape[1]))
+    best = values.gather(1, ids)
     result = {}
     for place, row in enumerate(rows):
         pairs: list[tuple[int, float]] = []
-        if top is not None and wanted[row]:
-            both = zip(top.indices[place].tolist(), top.values[place].tolist(), strict=True)
+        if wanted[row]:
+            both = zip(ids[place].tolist(), best[place].tolist(), strict=True)
             pairs = sorted(both, key=lambda pair: (-pair[1], pair[0]))[: wanted[row]]
         result[row] = (chosen[place], pairs)
     return result

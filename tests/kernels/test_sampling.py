@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from ppkernels.best_ids import best_ids, launched
 from ppkernels.sampling import sample, uniform
 from ppkernels.sampling_inputs import SamplingInputs
 from torch import Tensor
@@ -170,6 +172,25 @@ def test_logprobs_are_of_the_unmodified_distribution() -> None:
 def test_equal_logprobs_are_listed_by_id() -> None:
     output = sample(torch.zeros((1, 5)), inputs(1, temperature=0.0, logprobs=5))
     assert [token for token, _ in output.logprobs[0][1]] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("find", [best_ids, launched])
+def test_the_best_values_of_a_row_are_those_with_the_lowest_ids(find: Callable[[Tensor, int], Tensor]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn((60, 3000), generator=generator).mul_(2).bfloat16().float()
+    rows[-2], rows[-1] = -math.inf, 0.0
+    for count in (1, 2, 20):
+        found = find(rows, count).sort(-1).values
+        assert torch.equal(found, rows.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort(-1).values)
+        chosen = find(torch.full((2, 3000), math.nan), count)
+        assert chosen.shape == (2, count) and 0 <= chosen.min() <= chosen.max() < 3000
+
+
+def test_equal_logprobs_do_not_depend_on_what_shares_the_batch() -> None:
+    rows = torch.randn((40, 3000), generator=torch.Generator().manual_seed(4)).bfloat16().float()
+    alone = sample(rows, inputs(40, temperature=0.0, logprobs=5)).logprobs
+    whole = sample(rows, inputs(40, temperature=0.0, logprobs=[5] * 39 + [20])).logprobs
+    assert [whole[row] for row in range(39)] == [alone[row] for row in range(39)]
 
 
 def test_a_row_that_is_not_finite_still_gives_a_token_of_the_vocabulary() -> None:

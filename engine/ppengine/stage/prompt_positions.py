@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from ppkernels.best_ids import best_ids
 from torch import Tensor
 
 from ppengine.protocol.prompt_scores import PromptLogprob, PromptScores
@@ -59,8 +60,8 @@ def score(wanted: Positions, hidden: Tensor, logits: Callable[[Tensor], Tensor])
         # From pinned memory, so that the host need not wait for the device.
         targets = targets.pin_memory().to(values.device, non_blocking=True)
     chosen = values.gather(1, targets)
-    top = values.topk(min(wanted.top, values.shape[1]), -1)
-    return [chosen.squeeze(1), (values >= chosen).sum(-1), top.indices, top.values]
+    best = best_ids(values, min(wanted.top, values.shape[1]))
+    return [chosen.squeeze(1), (values >= chosen).sum(-1), best, values.gather(1, best)]
 
 
 def scores_of(wanted: Positions, parts: list[Tensor]) -> PromptScores:
