@@ -1,6 +1,7 @@
-"""Kernels that wait for words of other ranks compile so that no two warps share the words of a wait.
+"""Kernels that wait for words of other ranks compile so that no two warps share the words of a wait, and all end it.
 
-A warp that shares them reads them at its own time. If it ends the wait, the words of the others may be older ones.
+A warp that shares them reads them at its own time. If it ends the wait, the words of the others may be older ones. Each
+warp sees a release at its own time, too. One that ended the wait alone would leave the barriers of the others' looks.
 """
 
 from __future__ import annotations
@@ -54,18 +55,37 @@ for line in code.splitlines():
         shared = any(row > 1 and row * lane * own > size for size, own, lane, row in spans)
         in_a_warp = all(size <= own * lane for size, own, lane, _ in spans)
         found.append(shared and not in_a_warp)
-print(len(found), any(found))
+lines, together = code.splitlines(), []
+for at, line in enumerate(lines):
+    indent = line[: len(line) - len(line.lstrip())]
+    if "scf.while" not in line:
+        continue
+    middle, end = [number for number in range(at, len(lines)) if lines[number].startswith(indent + "}")][:2]
+    before, body = lines[at + 1 : middle], lines[middle + 1 : end]
+    if not any("isVolatile = true" in each and "tensor<" in each for each in body):
+        continue
+    carried = re.findall(r"(%\w+) = ", line.split("scf.while")[1])
+    condition = re.search(r"scf.condition\((%\w+)\)", before[-1])[1]
+    goes_on = next(each for each in before if each.lstrip().startswith(f"{condition} = "))
+    names = re.findall(r"%\w+", goes_on.split(" = ", 1)[1])
+    given = re.findall(r"%\w+", body[-1].split(" : ")[0])
+    values = [given[carried.index(each)] for each in names if each in carried]
+    reduced = [f'{each} = "tt.reduce"' in "".join(body) for each in values]
+    together.append("arith.cmpi" in goes_on and reduced == [True])
+print(len(found), any(found), len(together), all(together))
 """
 
 
 def compiled(kernel: str, number: int, cache: Path) -> tuple[int, bool]:
-    """Return how many reads a kernel's waits have, and whether warps share the words of one."""
+    """Return how many reads a kernel's waits have, and whether warps share the words of one. All end each wait."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
     arguments = [sys.executable, "-c", PROGRAM, kernel, str(number)]
     ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    reads, shared = ended.stdout.split()
+    reads, shared, waits, together = ended.stdout.split()
+    assert int(waits) == int(reads) // 2, "a read before the loop, and one in it"
+    assert together == "True", "what one thread has seen ends a wait"
     return int(reads), shared == "True"
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 RELEASED = 1 << 62
 JOINED, _RELEASE_WORD, _MEMORY = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _RELEASED = tl.constexpr(RELEASED)
+_MISSING = tl.constexpr(1)
 _LOOKS = tl.constexpr(8192)
 """Looks at a flag between two looks at host memory, some milliseconds apart.
 
@@ -147,14 +148,24 @@ def _arrived(place, inside, number, released, table):
     host = tl.load(table + _RELEASE_WORD).to(tl.pointer_type(tl.int64))
     looks = tl.zeros((), tl.int32)
     word = tl.load(place, mask=inside, other=0, volatile=True)
-    missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32))
-    while (missing != 0) & (released < _RELEASED):
+    state = _state(word, inside, flag, released)
+    while state == _MISSING:
         word = tl.load(place, mask=inside, other=0, volatile=True)
-        missing = tl.max((inside & ((word ^ flag) >> 32 != 0)).to(tl.int32))
         looks += 1
         if looks % _LOOKS == 0:
             released = tl.load(host, volatile=True)
+        state = _state(word, inside, flag, released)
     return word, released
+
+
+@triton.jit
+def _state(word, inside, flag, released):
+    """Return `_MISSING` if a word has not arrived and no thread has seen a release; otherwise a wait is over.
+
+    Each warp reads the word of host memory at its own time. All must end a wait together: reductions have barriers.
+    """
+    missing = (inside & ((word ^ flag) >> 32 != 0)).to(tl.int32)
+    return tl.max(missing | tl.where(released < _RELEASED, 0, 2))
 
 
 @triton.jit

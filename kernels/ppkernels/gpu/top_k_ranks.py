@@ -138,6 +138,8 @@ def _choose_rows(
         )
         tl.debug_barrier()  # all threads have read the row's own pair
         tl.store(tokens + row, pair_of(best.to(tl.int32, bitcast=True), token))
+        tl.debug_barrier()
+        best, _ = unpaired(tl.load(tokens + row))  # after a released wait, warps may have seen different words
         place = tl.zeros((), tl.int64) + row
         values, own = logits + place * row_stride, parameters + tl.load(slots + row) * parameters_stride
         temperature, top_k = float_of(tl.load(own + TEMPERATURE)), _number_of(own, most)
