@@ -165,7 +165,7 @@ class Layers:
     """A model of two layers, each of which adds 1 in two halves."""
 
     layer_range, boundary_size, layer_weights = (0, 2), WIDTH, 2.0**40
-    spec = SimpleNamespace(vocab_size=WIDTH)
+    spec = SimpleNamespace(vocab_size=WIDTH, eos_token_ids=[])
     sources: tuple[()] = ()
     group: Any = ALONE
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from ppengine.protocol.sampling import MAX_BAD_WORDS
+from ppengine.checkpoint.config_json import IDS_MOST
+from ppengine.protocol.sampling import MAX_BAD_WORDS, MAX_STOP_TOKENS
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Adjustments
 from ppengine.stage.backends.cuda import device_buffers, step_sampler
 from ppkernels.gpu import sampling
 from ppkernels.gpu.adjust import MOST_WORDS
 from ppkernels.sampling import sample_reference
 from ppkernels.sampling_inputs import Adjustment, SamplingInputs
-from standin_card import WIDTH, Device, StandInStage, alone, decode, prompt, request
+from standin_card import WIDTH, Device, Layers, StandInStage, alone, decode, prompt, request
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
 CHANGE = Adjustments(frequency_penalty=2.0, repetition_penalty=1.5, bad_words_ids=[[7], [6, 6]], logit_bias={0: 30.0})
@@ -69,6 +71,19 @@ def test_a_request_that_is_computed_again_goes_on_to_the_same_tokens(stage: Stan
     assert run(stage, [], 4) == tokens[:4]
     stage.step(release=[0]).finish()
     assert run(stage, tokens[:3], STEPS - 3) == tokens[3:]
+
+
+def test_a_row_has_room_for_all_ends_of_sequence_that_a_checkpoint_may_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = Device(monkeypatch)
+    monkeypatch.setattr(device_buffers, "DeviceSampling", sampling.DeviceSampling)
+    ends = list(range(IDS_MOST))
+    monkeypatch.setattr(Layers, "spec", SimpleNamespace(vocab_size=WIDTH, eos_token_ids=ends))
+    fields = request()
+    fields["register"][0].min_tokens = 1
+    fields["register"][0].stop_token_ids = [*ends, *range(IDS_MOST, IDS_MOST + MAX_STOP_TOKENS)]
+    alone(made, tmp_path).step(**fields).finish()
 
 
 def test_a_record_has_room_for_what_the_core_takes() -> None:

@@ -45,7 +45,7 @@ ADJUSTED: dict[str, Any] = {"adjustments": Adjustments(frequency_penalty=0.5, mi
 class SplitLayers(Layers):
     """A model with a rank's columns of `LOGITS`: each token has a row."""
 
-    spec = SimpleNamespace(vocab_size=VOCABULARY)
+    spec = SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=[])
 
     def __init__(self, device: Device, shard: Shard, group: Group) -> None:
         super().__init__(device, True, True)

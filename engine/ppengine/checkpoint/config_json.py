@@ -13,7 +13,8 @@ from ppengine.protocol.error_text import one_line, shown
 T = TypeVar("T")
 _JSON_MOST = 4 * 1024 * 1024
 """Bytes of a config.json; those of real models have at most 100,000."""
-_IDS_MOST = 256
+IDS_MOST = 256
+"""Token ids of one field."""
 
 
 class CheckpointError(ConfigError):
@@ -61,8 +62,8 @@ def token_ids(data: dict[str, Any], key: str) -> list[int]:
     """Return ids that are given as nothing, one or a list. Raises FieldError."""
     value = data.get(key)
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if len(ids) > _IDS_MOST or not all(type(token) is int and 0 <= token < 2**31 for token in ids):
-        right = f"a whole number of at least 0, or a list of at most {_IDS_MOST}"
+    if len(ids) > IDS_MOST or not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+        right = f"a whole number of at least 0, or a list of at most {IDS_MOST}"
         raise FieldError(f"{key}: token id is {shown(value)}; it must be {right}")
     return ids
 

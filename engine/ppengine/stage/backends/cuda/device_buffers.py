@@ -102,10 +102,12 @@ class DeviceBuffers:
         self.progress = DeviceProgress(page, driver)
         for stream in (compute, self.upload, lanes[MoveKind.OUT].stream, lanes[MoveKind.IN].stream):
             self.progress.follow(stream)
-        # Beside a request's own stop tokens, the model's ends of sequence.
-        self.sampling = DeviceSampling(SLOTS, device, banned=2 * MAX_STOP_TOKENS) if model.last else None
+        self.sampling: DeviceSampling | None = None
         self.adjustments: DeviceAdjustments | None = None
         if model.last:
+            # Beside a request's own stop tokens, the model's ends of sequence: a checkpoint may have more of them.
+            ends = max(MAX_STOP_TOKENS, len(model.spec.eos_token_ids))
+            self.sampling = DeviceSampling(SLOTS, device, banned=MAX_STOP_TOKENS + ends)
             vocabulary, longest = model.spec.vocab_size, config.max_model_len + 1
             self.adjustments = DeviceAdjustments(SLOTS, vocabulary, longest, device)
         self.latest: Tensor | None = None
