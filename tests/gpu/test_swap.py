@@ -149,6 +149,16 @@ def test_any_list_in_order(world: World, seed: int) -> None:
     assert torch.equal(torch.stack(world.host.layers, 1), slots)
 
 
+def test_blocks_move_within_the_cache_without_more_memory(world: World) -> None:
+    blocks, half = device(world), BLOCKS // 2
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    world.mover.move(MoveKind.DEVICE, [(half + block, block) for block in range(half)])
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < SHAPE.block_bytes
+    assert torch.equal(device(world)[:half], blocks[half : 2 * half])
+
+
 @pytest.mark.parametrize(
     "kind, pair", [(MoveKind.OUT, (BLOCKS, 0)), (MoveKind.IN, (0, BLOCKS)), (MoveKind.OUT, (0, SLOTS))]
 )

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
-from ppkernels.block_copy import Pairs, copy_blocks, independent_runs
+from ppkernels.block_copy import Pairs, copy_layers, independent_runs
 from torch import Tensor
 
 from ppengine.protocol.steps import MoveKind
@@ -42,7 +42,8 @@ class DeviceLane:
         reads, writes = (self._blocks.known(side) for side in zip(*pairs, strict=True))
         moving = self.stream.doing("block moves", reads, [self._blocks.whole, *writes])
         with moving, self.stream.working(), self.stream.use():
-            copy_blocks(self._cache.blocks, self._cache.blocks, pairs)
+            # By layer, whose type has a kernel: torch would gather all blocks first, and a shrink may move most.
+            copy_layers(self._cache.layers, self._cache.layers, pairs)
 
 
 class SwapLane:

@@ -163,6 +163,7 @@ class DeviceBuffers:
         group = self._stage[0].group
         if isinstance(group, CardGroup):
             group.warm_up()
+        self.mover.move(MoveKind.DEVICE, [(0, 0)])  # the null block
         if self.sampling is None or self.adjustments is None:
             return
         with self.compute.use():
