@@ -142,7 +142,7 @@ def test_a_misshapen_tensor_is_named_with_its_whole_shape(name: str, tmp_path: P
     tensors = load_file(file)
     shape = list(tensors[key].shape)
     wider = torch.zeros(shape[0], shape[1] + 8)
-    for wrong in (wider, wider.flatten(), torch.zeros(0)):
+    for wrong in (wider, wider.flatten(), torch.zeros(0), torch.zeros(())):
         save_file({**tensors, key: wrong}, file)
         with pytest.raises(CheckpointError) as caught:
             load_weights(ranks_of(folder)[1], folder)

@@ -76,14 +76,14 @@ def init_dummy(model: StageModel, seed: int) -> None:
 def _read(file: Any, stored: str, source: Source) -> tuple[Tensor, tuple[int, ...]]:
     """Return the part of the tensor `stored` that `source` takes, and the shape of all of it.
 
-    If the shape is not that of `source`, the part is empty.
+    If the shape is not that of `source`, the part has a number at most.
     """
     if source.is_whole:
         tensor: Tensor = file.get_tensor(stored)
         return tensor, tuple(tensor.shape)
     whole = file.get_slice(stored)
     shape = tuple(whole.get_shape())
-    return whole[source.index if shape == source.shape else (slice(0, 0),)], shape
+    return whole[source.index if shape == source.shape else (slice(0, 0),) * min(len(shape), 1)], shape
 
 
 def _stored_name(name: str, files: dict[str, Path]) -> str | None:
