@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
 
 from kernel_variants import Variant, Variants
 from ppengine.protocol.reports import Finding
-from ppengine.protocol.steps import Adjustments, Check, Mask, Row
+from ppengine.protocol.steps import Adjustments, Check, Mask, Move, MoveKind, Row
 from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.profile_run import CONTEXTS, small_steps
@@ -98,6 +98,18 @@ def test_boot_launches_what_requests_do(variants: Variants, card: Device, tmp_pa
         "sample_rows", "adjust_rows", "append_tokens", "logprob_rows", "mask_rows"
     }  # fmt: skip
     assert 0 < card.log.count("replay") < len(steps), "some by graphs, some not"
+    assert used - warmed == set()
+
+
+def test_boot_launches_what_a_shrink_does(variants: Variants, card: Device, tmp_path: Path) -> None:
+    stage = alone(card, tmp_path)
+    booted(stage)
+    warmed = variants.taken()
+    stage.step(map_blocks=12).finish()
+    for count in (1, 2, 5):
+        stage.step(moves=[Move(MoveKind.DEVICE, 6 + block, 1 + block) for block in range(count)]).finish()
+    used = variants.taken()
+    assert {name.rpartition(".")[2] for name, _ in used} == {"_copy"}
     assert used - warmed == set()
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from ppkernels.block_copy import copy_layers
 from ppkernels.gpu.adjustments import DeviceAdjustments
 from ppkernels.gpu.sampling import DeviceSampling, choose, choose_adjusted, logprobs
 from ppkernels.gpu.token_masks import masked
@@ -163,7 +164,9 @@ class DeviceBuffers:
         group = self._stage[0].group
         if isinstance(group, CardGroup):
             group.warm_up()
-        self.mover.move(MoveKind.DEVICE, [(0, 0)])  # the null block
+        with self.compute.use():
+            layers = self._stage[1]
+            copy_layers(layers, layers, [(0, 0)])  # the null block
         if self.sampling is None or self.adjustments is None:
             return
         with self.compute.use():
