@@ -11,6 +11,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.connection import HEAD_MOST
 from ppengine.http.generation_response import SHORT_BODY, BodyReader
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 REFUSED = b"HTTP/1.1 431 Request Header Fields Too Large"
@@ -32,10 +33,12 @@ class App:
         await send({"type": "http.response.body", "body": b"end"})
 
 
-async def answer_to(port: int, data: bytes) -> bytes:
-    """Send `data` and return all that comes until the server closes."""
+async def answer_to(port: int, data: bytes, size: int = 2**30) -> bytes:
+    """Send `data` in pieces of `size` bytes and return all that comes until the server closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(data)
+    for at in range(0, len(data), size):
+        writer.write(data[at : at + size])
+        await asyncio.sleep(0)
     received = b""
     try:
         while part := await asyncio.wait_for(reader.read(4096), 60):
@@ -55,6 +58,47 @@ async def test_headers_without_an_end_are_refused(head: bytes) -> None:
     async with served(App()) as port:
         received = await answer_to(port, head)
         assert received.startswith(REFUSED) or not received
+
+
+CHUNKS = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        CHUNKS + b"0\r\n" + b"a: b\r\n" * HEAD_MOST, CHUNKS + b"0\r\na: " + b"b" * 60 * HEAD_MOST,
+        CHUNKS + b"1;" + b"e" * 60 * HEAD_MOST,
+    ],
+    ids=["trailers", "one long trailer", "an extension of a chunk"],
+)  # fmt: skip
+async def test_trailers_and_extensions_without_an_end_are_refused(data: bytes) -> None:
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+
+    async with served(reads) as port:
+        received = await asyncio.wait_for(answer_to(port, data), 20)
+        assert received.startswith(REFUSED) or not received
+
+
+@pytest.mark.parametrize("size", [1, 5, 65_536])
+async def test_a_trailer_is_no_header_of_its_request_or_the_next_one(size: int) -> None:
+    async def headers(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        await Response(b"%b %b" % (body, b",".join(name for name, _ in scope["headers"])))(scope, receive, send)
+
+    one = CHUNKS + b"2;x=y\r\nhe\r\n0\r\nauthorization: Bearer key\r\n\r\n"
+    async with served(headers) as port:
+        received = await answer_to(port, one + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n", size)
+    assert received.count(b"he transfer-encoding") == 1 and received.endswith(b" connection")
+    assert b"authorization" not in received
+
+
+async def test_an_answered_request_that_does_not_go_on_gets_no_second_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    async with served(Response(b"no")) as port:
+        received = await answer_to(port, b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf")
+    assert received.count(b"HTTP/1.1") == 1 and received.endswith(b"no")
 
 
 async def test_headers_of_a_usual_size_are_taken_and_counted_by_request() -> None:

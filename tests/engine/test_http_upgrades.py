@@ -50,6 +50,16 @@ async def test_an_upgrade_that_is_offered_changes_nothing(head: bytes, body: byt
     assert received.count(answer) == 2 and received.endswith(b"[/next last]")
 
 
+async def test_many_offers_in_one_read_are_answered() -> None:
+    """A request that was read by a call within the one before it met the limit of Python's stack."""
+    many = 2000
+    async with served(echo) as port:
+        received = await answer_to(
+            port, b"GET /v1 HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: a\r\n\r\n" * many + NEXT, 2**20
+        )
+    assert received.count(b"[/v1 ]") == many and received.endswith(b"[/next last]")
+
+
 async def test_the_lengths_of_a_request_with_an_offer_are_checked() -> None:
     both = b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n" + OFFER + b"\r\n0\r\n\r\n"
     async with served(echo) as port:

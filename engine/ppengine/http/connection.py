@@ -14,7 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 TRANSPORT = "ppengine.transport"
 """Name of the extension of a scope. It has the transport of the request's connection, and uvicorn's cycle."""
 HEAD_MOST = 65_536
-"""Bytes of a request's first line and headers that are waited for; those of one read more are taken."""
+"""Bytes of a request's first line and headers that are waited for; those of one read more are taken. As many are
+taken between two pieces of its body, or behind it: sizes and extensions of chunks, and trailers."""
 QUIET_S = 30.0
 """Seconds without a byte of a request that has not come in full."""
 IDLE_S = 100
@@ -28,12 +29,14 @@ class Connection(HttpToolsProtocol):
     """uvicorn's connection; the scope of a request has its transport.
 
     The way of an event through ASGI took as long as its system call: three wrappers, a message and a header each.
-    uvicorn waits for the rest of a request for ever, keeps headers of any size, and drops the body of a request that
-    offers an upgrade: Java's HttpClient offers HTTP/2 with each.
+    uvicorn waits for the rest of a request for ever, keeps headers and trailers of any size, takes trailers as headers,
+    and drops the body of a request that offers an upgrade: Java's HttpClient offers HTTP/2 with each.
     """
 
     _head = 0
-    """Bytes of a request whose headers have not ended."""
+    """Bytes of a request that has not come in full."""
+    _framing = 0
+    """Those of them since its first byte, the end of its headers, or its newest piece of a body."""
     _in_head = True
     _arrives = True
     """Whether more of a request must come."""
@@ -55,25 +58,29 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.loop.time()
         self._head += len(data)
+        self._framing += len(data)
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
-        if self._in_head and self._head > HEAD_MOST:
+        if self._arrives and self._framing > HEAD_MOST:
             self._end(b"431 Request Header Fields Too Large")
 
     def _feed(self, data: bytes) -> None:
         """Parse data. A request that offers an upgrade goes on as one that does not (RFC 9110, 7.8)."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
+        left = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(left)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                left = left[upgrade.args[0] :]
             framing = [one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding")]
             self.parser = httptools.HttpRequestParser(_Resumed(self))
             head = b"".join(b"%b: %b\r\n" % one for one in framing)
             self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % head)
-            self._feed(data[upgrade.args[0] :])
 
     @override
     def on_message_begin(self) -> None:
@@ -82,16 +89,26 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
 
     @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # A trailer is no header (RFC 9110, 6.5.1): a proxy may have checked those alone.
+            super().on_header(name, value)
+
+    @override
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._framing = False, 0
         super().on_headers_complete()
         self.scope["extensions"][TRANSPORT]["cycle"] = self.cycle
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._framing = 0
+        super().on_body(body)
 
     @override
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # The parser takes what follows for another protocol.
-        self._head, self._in_head, self._arrives = 0, True, False
+        self._head, self._framing, self._in_head, self._arrives = 0, 0, True, False
         super().on_message_complete()
 
     def _look(self) -> None:
@@ -109,7 +126,8 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
             return
-        if self._head:
+        answered = not self._in_head and self.cycle is not None and self.cycle.response_complete
+        if self._head and not answered:
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\nconnection: close\r\n\r\n" % status)
         self.transport.close()
 
