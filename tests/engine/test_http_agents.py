@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -10,6 +11,8 @@ import openai
 import pytest
 from http_world import ASK, HTTP, PARAMETERS, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.http.api_keys import ApiKeys
+from ppengine.http.key_limits import KeyLimit, KeyLimits
+from ppengine.http.shared_use import SharedUse
 from ppengine.protocol.offline import Added
 from published_schemas import errors, event_errors
 
@@ -154,6 +157,20 @@ async def test_a_message_is_the_same_whole_and_streamed() -> None:
             final = await stream.get_final_message()
         same = {"content": {"__all__": {"id"}}, "id": True}
         assert final.model_dump(exclude=same) == whole.model_dump(exclude=same)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limited", [False, True])
+async def test_a_message_has_the_id_that_the_client_logs(limited: bool, tmp_path: Path) -> None:
+    key, limit = "k" * 20, {"ann": KeyLimit(concurrent=1, requests_per_minute=9)}
+    limits = KeyLimits(limit if limited else {}, SharedUse(tmp_path, "http0", [], ["ann"]))
+    async with HttpWorld(HTTP, ApiKeys({key.encode(): "ann"}), key, limits) as one:
+        one.model.text = "Fine."
+        whole = await one.anthropic.messages.create(model="tiny", max_tokens=9, messages=ASK)
+        assert whole._request_id == whole.id
+        async with one.anthropic.messages.stream(model="tiny", max_tokens=9, messages=ASK) as stream:
+            final = await stream.get_final_message()
+        assert stream.request_id == final.id
+        assert ("x-ratelimit-limit-requests" in stream.response.headers) == limited
 
 
 async def test_a_message_ends_at_a_stop_sequence_or_at_its_tokens() -> None:

@@ -115,7 +115,9 @@ class Routes:
         with naming(body.names):
             name, generation, replies = await self._service.chat(body.as_chat(), caller, MESSAGES)
         answer = MessagesAnswer(name, self._service, generation, replies)
-        return GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
+        response = GenerationResponse(name, answer, [generation], caller.call, events=bool(body.stream))
+        response.more_headers["request-id"] = name  # Anthropic's clients read it.
+        return response
 
     async def count(self, request: Request, caller: Caller) -> Response:
         """Return the number of tokens of a message's input."""
@@ -232,7 +234,7 @@ class Routes:
                 if not isinstance(response, GenerationResponse):
                     call.end(status)
             if grant is not None and isinstance(response, GenerationResponse):
-                response.more_headers = grant.headers()
+                response.more_headers |= grant.headers()
             elif grant is not None:
                 response.headers.update(grant.headers())
             return response
@@ -244,7 +246,7 @@ def _for_browsers(origins: list[str]) -> list[Middleware]:
     """Return the part that lets pages of `origins` read answers (CORS), none without any."""
     if not origins:
         return []
-    shown = ["x-request-id", "retry-after", *LIMIT_HEADERS]
+    shown = ["x-request-id", "request-id", "retry-after", *LIMIT_HEADERS]
     return [
         Middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
