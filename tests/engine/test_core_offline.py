@@ -12,6 +12,7 @@ import msgspec
 import numpy
 import pytest
 import torch
+import zmq
 from hub_server import Hub, served
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError
@@ -25,7 +26,7 @@ from ppengine.offline.open_requests import OpenRequests
 from ppengine.offline.program_texts import ProgramTexts
 from ppengine.offline.request_seeds import checked_seed
 from ppengine.offline.vllm_arguments import FOREIGN, OF_CALLS
-from ppengine.protocol.offline import Added
+from ppengine.protocol.offline import AbortMany, Added
 from ppengine.protocol.sampling import SamplingParams
 
 MODELS = Path(__file__).resolve().parents[2] / "profiles" / "models"
@@ -48,6 +49,47 @@ def test_the_end_of_an_interrupted_call_is_not_taken_for_an_output():
     llm = LLM.__new__(LLM)
     llm.llm_engine = Left()
     assert [output.request_id for output in llm.generate("x", use_tqdm=False)] == ["r-1"]
+
+
+class Ended:
+    """A supervisor that was killed."""
+
+    def poll(self):
+        return -9
+
+
+@pytest.mark.timeout(60)
+def test_messages_for_an_engine_that_has_ended_are_an_error(tmp_path):
+    """Its socket takes a thousand of them."""
+    made = LocalEngine.__new__(LocalEngine)
+    made._closed, made._process, made._errors = False, Ended(), (tmp_path / "errors").open("w+")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as made._socket, made._errors:
+        made._socket.linger = 0
+        made._socket.connect(f"ipc://{tmp_path}/front")
+        with pytest.raises(EngineError, match="was killed by SIGKILL"):
+            for _ in range(5000):
+                made.send(AbortMany(session="s", requests=["r"]))
+
+
+def test_a_call_that_fails_ends_its_requests_by_one_message():
+    class Failing:
+        def __init__(self):
+            self.aborted = []
+
+        def add_many(self, prompts, params, ids=(), priority=None):
+            return [f"r-{number}" for number in range(len(prompts))]
+
+        def step(self, *, finished_only=False):
+            raise EngineError("gone")
+
+        def abort_request(self, request_id):
+            self.aborted.append(list(request_id))
+
+    llm = LLM.__new__(LLM)
+    llm.llm_engine = Failing()
+    with pytest.raises(EngineError, match="gone"):
+        llm.generate(["x"] * 3, use_tqdm=False)
+    assert llm.llm_engine.aborted == [["r-0", "r-1", "r-2"]]
 
 
 class Listener:

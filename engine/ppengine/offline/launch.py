@@ -86,10 +86,18 @@ class LocalEngine:
             raise EngineError(self._last_error())
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send one message to the core. Raises EngineError once this is closed."""
+        """Send one message to the core. Raises EngineError once this is closed, or the engine is gone."""
         if self._closed:
             raise EngineError("the engine is closed")
-        self._socket.send(encode(message))
+        data = encode(message)
+        while True:
+            try:
+                self._socket.send(data, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                # The queue for a core that is away is bounded, and there may be no other core.
+                self.check_alive()
+                self._socket.poll(LOAD_POLL_MS, zmq.POLLOUT)
 
     def ask(self, message: msgspec.Struct, kind: type[T]) -> T:
         """Send `message` and return the answer of type `kind` with its nonce. Raises EngineError when there is none.

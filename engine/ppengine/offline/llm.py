@@ -109,8 +109,7 @@ class LLM:
                     progress.update(len(fresh))
         except BaseException:
             with contextlib.suppress(EngineError):  # closed meanwhile: nothing runs that could be aborted
-                for name in places:
-                    engine.abort_request(name)
+                engine.abort_request(places)
             raise
         finally:
             if progress is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,11 @@ class LLMEngine:
             self._renderer = ConversationRenderer(self.run_dir)
         return list(map(self._texts.chat_prompt, self._renderer.texts(chats)))
 
-    def abort_request(self, request_id: str) -> None:
-        """End a request; one that has ended already is fine."""
-        self._engine.send(wire.AbortMany(session=self._session, requests=[request_id]))
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End a request, or several; one that has ended already is fine."""
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        if names:
+            self._engine.send(wire.AbortMany(session=self._session, requests=names))
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to wait for."""
