@@ -17,6 +17,7 @@ import reference
 from engines import wait_until
 from ppengine import LLM, EngineError, SamplingParams, StructuredOutputsParams
 from ppengine.common.config import profiles_dir
+from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
 from transformers import AutoTokenizer
 
 TINY = profiles_dir() / "models" / "tiny"
@@ -148,6 +149,25 @@ def test_an_interrupted_call_leaves_nothing_running(llm: LLM) -> None:
     assert output.outputs[0].token_ids == reference.greedy(TINY, output.prompt_token_ids, STEPS)
     wait_until(lambda: not (llm.llm_engine.step() or llm.llm_engine.has_unfinished_requests()), "the others have ended")
     assert output.metrics is not None and time.monotonic() - begun < 60
+
+
+def test_a_call_that_is_interrupted_while_it_adds_leaves_nothing_running(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = llm.llm_engine._engine
+
+    def interrupted(timeout_ms: int) -> None:
+        raise KeyboardInterrupt
+
+    def aborted() -> int:
+        return local.ask(MetricsQuery(nonce=local.nonce()), CoreMetrics).finished.get("abort", 0)
+
+    before = aborted()
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["Once"] * 8, SamplingParams(max_tokens=900, ignore_eos=True), use_tqdm=False)
+    wait_until(lambda: aborted() == before + 8, "those that were added have ended")
 
 
 def test_the_tokenizer_of_the_checkpoint_is_at_hand(llm: LLM, tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import re
 from functools import partialmethod
 from pathlib import Path
@@ -90,6 +91,26 @@ def test_a_call_that_fails_ends_its_requests_by_one_message():
     with pytest.raises(EngineError, match="gone"):
         llm.generate(["x"] * 3, use_tqdm=False)
     assert llm.llm_engine.aborted == [["r-0", "r-1", "r-2"]]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_call_that_is_interrupted_while_it_adds_requests_ends_them(at, monkeypatch):
+    monkeypatch.setattr(prompts, "PORTION_CHARACTERS", 10)
+    made, sent, number = engine(), [], itertools.count(1)
+
+    def ask(message, kind):
+        made._engine.message = message
+        if message.nonce == at:
+            raise KeyboardInterrupt
+        return Added(nonce=message.nonce, requests=[f"r-{message.nonce}"])
+
+    made._engine.ask, made._engine.send, made._engine.nonce = ask, sent.append, number.__next__
+    with pytest.raises(KeyboardInterrupt):
+        made.add_many(["the first one"] * 3, [SamplingParams()] * 3)
+    before = [f"r-{nonce}" for nonce in range(1, at)]
+    assert sent == [AbortMany(session="s", requests=before, messages=[at])]
+    made.add_many(["the next call"], [SamplingParams()])
+    assert len(sent) == 1 and made._adding is None
 
 
 class Listener:

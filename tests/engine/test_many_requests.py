@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from ppengine.core.live_requests import SLICE
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.protocol.control import Accepted, Conflict, Deferred, Outcome, Refused
-from ppengine.protocol.verbs import Abort, Many, Pause, Preempt, Priority, Release, Resume, SwapIn, SwapOut
+from ppengine.protocol.offline import AbortMany, Added, AddMany
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.verbs import Abort, Many, Pause, Preempt, Priority, Release, Resume, Submit, SwapIn, SwapOut
 
 NAMES = [f"r{number}" for number in range(8)]
 
@@ -317,6 +319,19 @@ def test_a_stop_text_ends_requests_in_every_state():
     reasons = {info.id: info.reason for info in world.engine.requests.finished().requests}
     assert reasons == {"queued": "stop", "out": "stop", "ending": "abort"}
     assert not world.scheduler.queues.requests
+
+
+def test_a_session_aborts_a_message_whose_answer_it_did_not_wait_for():
+    world = CoreWorld()
+    one = Submit(prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    for session, nonce in (("s", 4), ("s", 5), ("t", 4)):
+        world.engine.offline.add_many(b"llm", AddMany(nonce=nonce, session=session, submissions=[one] * 2))
+    world.run(steps=3)
+    added = [answer.requests for _, answer in world.answers if isinstance(answer, Added)]
+    world.engine.offline.abort(AbortMany(session="s", requests=[], messages=[4, 6]))
+    world.run()
+    ends = [[world.engine.outputs.get(name).samples[0].finish_reason for name in names] for names in added]
+    assert ends == [["abort"] * 2, ["length"] * 2, ["length"] * 2]
 
 
 def test_a_session_aborts_one_continuation_alone():

@@ -120,11 +120,13 @@ class OfflineRequests:
 
     def abort(self, message: AbortMany) -> None:
         """Abort requests of a session, also those that are being prepared."""
-        names = set(message.requests)
+        names, keys = set(message.requests), {(message.session, number) for number in message.messages}
         for key, (_, waiting) in list(self._preparing.items()):
-            if key[0] == message.session and any(one.request in names for one in waiting.submissions):
+            named = key[0] == message.session and any(one.request in names for one in waiting.submissions)
+            if named or key in keys:
                 del self._preparing[key]
-        self._requests.abort_many(message.requests)
+        more = [name for key in keys for name in self.added.get(key, ())]
+        self._requests.abort_many([*message.requests, *more])
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:
         """Return the requests of each prompt. Raises ValueError with the first prompt that is refused."""

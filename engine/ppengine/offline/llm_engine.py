@@ -41,6 +41,8 @@ class LLMEngine:
     _seed: int | None = None
     _count = 0
     """Requests so far."""
+    _adding: int | None = None
+    """Number of the newest message with requests, until they are open here."""
 
     def __init__(self, model: str | Profile, *, seed: int | None = None, **arguments: Any) -> None:
         profile = profile_of(model, arguments)
@@ -95,11 +97,13 @@ class LLMEngine:
             for more in self._send(submissions):
                 opened |= more
         except BaseException:
-            if opened:
-                self._engine.send(wire.AbortMany(session=self._session, requests=list(opened)))
+            # The newest message may have reached the core: its answer was not waited for.
+            sent = [] if self._adding is None else [self._adding]
+            if opened or sent:
+                self._engine.send(wire.AbortMany(session=self._session, requests=list(opened), messages=sent))
             raise
         self._open.add(opened)
-        self._count = first + count
+        self._adding, self._count = None, first + count
         return list(opened)
 
     def check_many(
@@ -197,12 +201,14 @@ class LLMEngine:
 
     def _ask(self, encoded: list[Submission], first: int, *, check: bool) -> list[str]:
         """Send submissions, of which the first has this number; return their ids. Raises ValueError or EngineError."""
-        tokens = [one.tokens for one in encoded]
+        tokens, nonce = [one.tokens for one in encoded], self._engine.nonce()
         message = wire.AddMany(
-            nonce=self._engine.nonce(), session=self._session, submissions=[one.verb for one in encoded], first=first,
+            nonce=nonce, session=self._session, submissions=[one.verb for one in encoded], first=first,
             check=check, tokens=tokens if any(tokens) else [],
         )  # fmt: skip
+        self._adding = None if check else nonce
         answer = self._engine.ask(message, wire.Added)
         if answer.error:
+            self._adding = None
             raise EngineError(answer.error) if answer.lost else ValueError(answer.error)
         return answer.requests

@@ -123,6 +123,8 @@ class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):
 
     session: str
     requests: list[str]
+    messages: list[int] = []
+    """Numbers of `AddMany` whose requests are aborted, too: their answer may not have come."""
 
 
 class EndSamples(msgspec.Struct, tag="end-samples", kw_only=True):
