@@ -154,6 +154,17 @@ def test_a_token_that_no_array_can_hold_goes_to_the_core_as_a_number(wrong):
     assert [each.prompt_token_ids for each in message.submissions] == [[1, wrong], []] and message.tokens == []
 
 
+@pytest.mark.parametrize("wrong", [2**63, 2**64, 10**30, -(10**30)])
+def test_a_token_that_no_message_can_hold_is_named(wrong):
+    with pytest.raises(ValueError, match=rf"prompt 1: token id {wrong} is not in the vocabulary"):
+        engine().add_many(["text", {"prompt_token_ids": [1, wrong]}], [SamplingParams()] * 2)
+
+
+def test_a_bad_word_that_is_not_utf8_is_named():
+    with pytest.raises(ValueError, match=r"prompt 0: bad_words\[1\] is not UTF-8 at offset 1: byte 0x80"):
+        engine().add_many(["text"], [SamplingParams(bad_words=["good", "a\udc80"])])
+
+
 def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
     monkeypatch.setattr(prompts, "PORTION_CHARACTERS", 5)
     made = engine()

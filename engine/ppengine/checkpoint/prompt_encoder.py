@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
 
 
@@ -40,7 +41,8 @@ class PromptEncoder:
     def bad_words_ids(self, sampling: SamplingParams) -> list[list[int]]:
         """Return the token sequences that must not be written, those of `bad_words` among them.
 
-        Raises ValueError for texts of the sampling if there is no tokenizer, and for a word without tokens.
+        Raises ValueError for texts of the sampling if there is no tokenizer, and for a word that is no UTF-8 or has no
+        tokens.
         """
         if self._tokenizer is None and sampling.stop:
             raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
@@ -50,5 +52,7 @@ class PromptEncoder:
             raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
         if self._tokenizer is None or not sampling.bad_words:
             return sampling.bad_words_ids
+        for number, word in enumerate(sampling.bad_words):
+            check_utf8(f"bad_words[{number}]", word)
         tokenizer = self._tokenizer
         return sampling.bad_words_ids + [ids for word in sampling.bad_words for ids in tokenizer.encode_bad_word(word)]

@@ -108,4 +108,7 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
         numbers = [operator.index(token) for token in ids]
     except TypeError:
         raise ValueError(f"prompt {number}: token ids are whole numbers, not {str(ids)[:80]}") from None
+    if wrong := next((token for token in numbers if not -(2**63) <= token < 2**63), None):
+        # No message has such a number. The core names others that are not in the vocabulary.
+        raise ValueError(f"prompt {number}: token id {str(wrong)[:80]} is not in the vocabulary")
     return Submission(Submit(prompt_token_ids=numbers, **fields), compact(), text, is_text=False)
