@@ -9,7 +9,7 @@ from core_world import CoreWorld
 from ppengine.core import prompt_score_room
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.control import Refused
-from ppengine.protocol.offline import Added, AddMany, Follow, News
+from ppengine.protocol.offline import AbortMany, Added, AddMany, Follow, News
 from ppengine.protocol.prompt_scores import PromptLogprob, PromptScores
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
@@ -40,6 +40,31 @@ def test_open_requests_have_a_bound_and_others_come_later(monkeypatch: pytest.Mo
     assert add("c", "e", "f", check=True) == Added(nonce=5, requests=[]), "they may begin one after another"
     assert "prompt 5: token id 999 is not in the vocabulary" in add("c", token=999, check=True).error
     assert add("c").requests == ["c"], "a check queues none"
+
+
+def test_an_abort_gives_their_room_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call of a program follows an interrupted one: it reads nothing of that before its own requests."""
+    monkeypatch.setattr(prompt_score_room, "HELD_MOST", 12)
+    world = CoreWorld()
+    one = Submit(
+        prompt_token_ids=[1, 2, 3], sampling=SamplingParams(n=2, max_tokens=9, ignore_eos=True, prompt_logprobs=1)
+    )
+
+    def add(nonce: int) -> list[str]:
+        world.engine.offline.add_many(b"h", AddMany(nonce=nonce, session="s", submissions=[one] * 2))
+        answer = world.answers[-1][1]
+        assert isinstance(answer, Added)
+        return answer.requests
+
+    first = add(1)
+    assert first and not add(2)
+    world.engine.offline.abort(AbortMany(session="s", requests=first))
+    assert add(3)
+    world.engine.offline.abort(AbortMany(session="s", requests=[], messages=[3]))
+    assert add(4)
+    world.run()
+    world.engine.outputs.forget([output.request for output in world.engine.outputs])
+    assert world.engine.outputs.scores.held == 0
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -126,6 +126,8 @@ class OfflineRequests:
             if named or key in keys:
                 del self._preparing[key]
         more = [name for key in keys for name in self.added.get(key, ())]
+        names.update(more)
+        self._outputs.drop_scores(names)
         self._requests.abort_many([*message.requests, *more])
 
     def _groups(self, scheduler: Scheduler, message: AddMany) -> list[list[Request]]:

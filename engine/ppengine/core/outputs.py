@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -158,6 +158,12 @@ class OutputHub:
         """Keep log-probabilities of a prompt."""
         if (output := self._outputs.get(scores.request)) is not None:
             self.scores.keep(output, scores)
+
+    def drop_scores(self, requests: Iterable[str]) -> None:
+        """Drop the log-probabilities of prompts that no reader wants: their room is free at once."""
+        for name in requests:
+            if (output := self._outputs.get(name)) is not None:
+                self.scores.drop(output)
 
     def finish(self, request: str, index: int, reason: str, ending: Ending | None = None) -> None:
         """Close one continuation."""
