@@ -16,8 +16,9 @@ from ppengine.common.config import profiles_dir
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Drain, Submit
+from ppengine.protocol.verbs import Drain, RestartStage, Submit
 
 GOOD = "{{ messages[0]['content'] }}!"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -284,6 +285,29 @@ def test_what_has_changed_meanwhile_counts(world):
     world.say(Drain())
     end = world.end_of(name)
     assert isinstance(end, Refused) and end.code == "BUSY" and "draining" in end.text
+
+
+def test_a_chat_that_was_reported_as_failed_is_not_queued(tmp_path):
+    """Serving was blocked, so all operations ended; the stages were back before the chat was rendered."""
+    world = ChatWorld(tmp_path, GOOD, restart="never")
+    try:
+        name = world.chat("hi")
+        ended = ProcessInfo(role="stage", stage=1, rank=0, pid=1, exit_code=-9, detail="killed", generation=1)
+        world.engine.on_processes(ProcessReport(mono_ns=0, processes=[ended]))
+        world.engine.advance()
+        assert world.last(name).state == "failed"
+        world.say(RestartStage(stage=1))
+        world.engine.advance()
+        world.steps.clear()
+        world.drained(0, 1)
+        world.ready()
+        world.run()
+        assert world.engine.health.state == "serving"
+        world.until(lambda: world.engine.templates._chat is None, "the chat is rendered")
+        assert not world.engine.requests.live() and not list(world.engine.outputs) and world.over(name)
+        assert world.end_of(world.chat("again")).state == "applied"
+    finally:
+        world.close()
 
 
 def test_too_many_waiting_chats_are_refused_at_once(world, monkeypatch):

@@ -138,7 +138,12 @@ class Commands:
         return Submission(client, command, verb, operation, self._submit, self._refuse)
 
     def _submit(self, one: Submission) -> None:
-        """Plan a submission and execute it: all is checked again, for the core may have gone on meanwhile."""
+        """Plan a submission and execute it: all is checked again, for the core may have gone on meanwhile.
+
+        One whose operation has ended is dropped: serving was blocked, and its client knows that it has failed.
+        """
+        if one.operation is not None and one.operation.ended is not None:
+            return
         self._begin(one.client, one.command, self._plan(one.command), one.operation)
 
     def _refuse(self, one: Submission, error: Exception) -> None:
