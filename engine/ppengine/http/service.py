@@ -313,7 +313,10 @@ def _owner(user: str | None) -> str:
 
 
 def _new_id(prefix: str, wanted: str | None) -> str:
-    """Return an unused request id, which contains the client's own where it has one."""
+    """Return an unused request id, which contains the client's own where it has one.
+
+    Proxies give one id to all calls that follow from a request of theirs, and a thousand of those may be open.
+    """
     if wanted is not None and _ID.fullmatch(wanted):
-        return f"{prefix}{wanted}-{secrets.token_hex(2)}"
+        return f"{prefix}{wanted}-{secrets.token_hex(6)}"
     return f"{prefix}{secrets.token_hex(6)}"
