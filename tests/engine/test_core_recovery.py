@@ -14,6 +14,7 @@ from core_world import BLOCK, PEAK, CoreWorld
 from hypothesis import HealthCheck, given, settings
 from ppengine.common.config import ConfigError, build_profile
 from ppengine.core.signs_of_life import ANSWER_S
+from ppengine.core.start_tries import StartTries
 from ppengine.diagnosis.evidence import WireLoss
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.protocol.control import Outcome, Refused
@@ -333,6 +334,19 @@ def test_a_death_while_loading_is_followed_by_another_try() -> None:
     assert world.started == [(1, 2), (1, 3)]
     back(world)
     assert world.engine.health.state == "serving"
+
+
+def test_tries_go_on_for_days() -> None:
+    """The back-off doubled a float a thousand times, and its overflow ended the core after half a day."""
+    now = 0.0
+    tries = StartTries(60.0, lambda: now)
+    for _ in range(3000):
+        tries.failed()
+        assert tries.waits
+        now += 15.0
+        assert tries.due
+        tries.begun()
+    assert tries.count == 3000
 
 
 def test_an_operator_can_restart_a_stage_between_two_tries() -> None:

@@ -532,6 +532,26 @@ def test_silent_stores_are_left_alone():
     assert "has not answered for 6 s" in world.engine.reporter.build().tiers.why_not_ready
 
 
+def test_a_backend_that_is_too_slow_for_days_rests_a_minute_at_most():
+    """The back-off doubled a float a thousand times, and its overflow ended the core."""
+    world = TierWorld(disk=filled())
+    world.engine.tiers.finder._failures = 2000
+
+    def asked(first, later):
+        world.now += later
+        for store in world.stores.values():
+            store.figures()
+        world.submit([first, *PROMPT], max_tokens=1)
+        return world.jobs(Find)
+
+    ((store, number),) = asked(7, 0.0)
+    world.now += 0.2
+    world.run()
+    assert not world.engine.requests.live(), "it goes on without an answer"
+    store.answer(number)
+    assert not asked(8, 59.9) and asked(9, 0.2)
+
+
 def test_a_core_that_follows_goes_on_with_backends_and_waits_for_the_stores():
     world, _ = fetching()
     world.engine.tiers.writer.dropped_total = 3
