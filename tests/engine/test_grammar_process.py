@@ -158,6 +158,18 @@ def test_an_output_that_ends_under_its_question_leaves_no_matcher(desk: Desk) ->
     assert desk.forgotten == [1, 1], "a child that compiled its grammar has made a matcher meanwhile"
 
 
+def test_the_question_of_an_output_that_has_ended_ends_with_its_child(desk: Desk) -> None:
+    """The next child would make a matcher for it, which nothing ever drops."""
+    for matcher in (1, 2):
+        desk.ask(matcher, [])
+    assert desk.turn() == [1, 2]
+    desk.process.forget([1])
+    desk.end()
+    assert desk.ended[1].later and desk.turn() == [2]
+    desk.answer()
+    assert set(desk.process._known) == {2}
+
+
 def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(desk: Desk) -> None:
     for matcher in (1, 2, 3):
         desk.ask(matcher, [matcher], text="same")

@@ -299,9 +299,13 @@ class GrammarProcess:
         log.warning("%s", why)
         self._event("grammar.ended", f"{why}; another one gets its questions")
         started = self._ready
-        given = list(self._given.values())
+        gone = [ask for ask in self._given.values() if ask.matcher in self._gone]
+        given = [ask for ask in self._given.values() if ask.matcher not in self._gone]
         self._drop()
         self._given.clear()
+        for ask in gone:
+            # The next child would make a matcher for it, which nothing would drop.
+            ask.end(Masked(error="its output has ended", later=True))
         if not started:
             self._fail_start(why)
         if len(given) == 1 and given[0].suspect:
