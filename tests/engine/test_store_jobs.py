@@ -16,7 +16,9 @@ from ppengine.protocol.store_messages import (
     Fetched,
     Find,
     Found,
+    FoundChunk,
     Mark,
+    Marker,
     Put,
     Stored,
     UseBackends,
@@ -25,7 +27,9 @@ from ppengine.protocol.store_messages import (
 from ppengine.protocol.store_messages import (
     Test as Trial,
 )
+from ppengine.store import lookups
 from ppengine.store.bounce import Bounce
+from ppengine.store.lane_task import Outcome
 from store_world import KEY, OTHER, SLOT_BYTES, FakeBackend, Pool, World, fetch, marker, put, spec
 
 
@@ -114,6 +118,29 @@ def test_a_find_takes_the_first_backend_that_has_a_chunk() -> None:
         assert lane.work_once(Bounce(), wait=False) and world.run_posted()
     answer = world.sent[-1]
     assert isinstance(answer, Found) and [chunk.backend for chunk in answer.chunks] == ["b", "a"]
+    world.close()
+
+
+def test_a_call_over_its_time_may_find_more_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on while the loop counts what it has found so far."""
+    world, made = World().ready(spec("a"), spec("b")), FoundChunk
+    for number, (name, key) in enumerate([("a", KEY), ("a", OTHER), ("b", KEY)], 1):
+        world.ask(Mark(number, name, key, marker(), 100))
+    world.store.take(Find(4, [KEY, OTHER], 10_000))
+    tasks = [lane._next() for lane in world.lanes]
+    found: dict[int, Marker] = {0: marker()}
+
+    def counted(backend: str, one: Marker) -> FoundChunk:
+        found[1] = one
+        return made(backend, one)
+
+    monkeypatch.setattr(lookups, "FoundChunk", counted)
+    job = world.store._jobs[4]
+    assert isinstance(job, lookups.FindJob) and all(tasks)
+    job._ended(0, found, Outcome(error="a did not answer in 1000 ms", failed=True))
+    job._ended(1, {}, Outcome())
+    answer = world.sent[-1]
+    assert isinstance(answer, Found) and [chunk.backend for chunk in answer.chunks] == ["a"]
     world.close()
 
 

@@ -83,7 +83,8 @@ class FindJob(Job):
         self._open -= 1
         self._failure = self._failure or outcome.error
         name = self._lanes[number].spec.name
-        for index, marker in found.items():
+        # A call over its time may still find more.
+        for index, marker in list(found.items()):
             if index not in self._found or number < self._found[index][0]:
                 self._found[index] = number, FoundChunk(name, marker)
         if not self._open:
