@@ -119,6 +119,22 @@ def test_tokens_of_ended_outputs_are_bounded_and_the_oldest_read_one_goes(monkey
     assert desk.dropped == ["large", "small", "next", "one more"], "newer answers stay a while, also large ones"
 
 
+@pytest.mark.parametrize(("finished", "tokens"), [(4, 10**9), (10**9, 4 * 11)])
+def test_outputs_that_nothing_reads_are_bounded(monkeypatch: pytest.MonkeyPatch, finished: int, tokens: int) -> None:
+    """Scripts submit for days and read nothing. An output of a session is read, however late."""
+    monkeypatch.setattr(hub_module, "KEEP_FINISHED", finished)
+    monkeypatch.setattr(hub_module, "KEEP_TOKENS", tokens)
+    desk = Hub()
+    desk.hub.open("of a session", "s", [1] * 10, SamplingParams(), 0)
+    desk.hub.finish("of a session", 0, "length")
+    desk.hub.open("lives", "", [1] * 10, SamplingParams(), 0)
+    for number in range(50):
+        desk.run(f"r{number}", 10, read=False)
+    kept = [output.request for output in desk.hub]
+    assert kept == ["of a session", "lives", *(f"r{number}" for number in range(50 - len(kept) + 2, 50))]
+    assert 4 < len(kept) <= 10 and len(desk.dropped) == 52 - len(kept)
+
+
 def test_forgotten_outputs_and_those_of_the_core_before_count_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "KEEP_TOKENS", 1000)
     desk = Hub()

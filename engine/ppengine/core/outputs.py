@@ -26,6 +26,8 @@ KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
 KEEP_TOKENS = 16 * 1024 * 1024
 """Most tokens of finished outputs, likewise: 64 MiB, and as much again for their text."""
+UNREAD = 2
+"""Multiple of both above which outputs of consoles go that no reader wants; a session reads all of its own."""
 KEEP_READ_S = 60.0
 """An output stays that long after its end was answered: a gateway that ends takes answers with it."""
 
@@ -310,11 +312,17 @@ class OutputHub:
         surplus, tokens = self._finished - KEEP_FINISHED, self._tokens - KEEP_TOKENS
         if surplus <= 0 and tokens <= 0:
             return
-        late, old = self._clock() - KEEP_READ_S, []
+        late, old, beyond = self._clock() - KEEP_READ_S, [], UNREAD - 1
         for output in self._outputs.values():
-            if output.read_at is None or not output.finished:
+            if surplus <= 0 and tokens <= 0:
+                break
+            if output.read_at is None:
+                unread = surplus > beyond * KEEP_FINISHED or tokens > beyond * KEEP_TOKENS
+                if not unread or output.session or not output.finished:
+                    continue
+            elif not output.finished:
                 continue
-            if output.read_at > late or (surplus <= 0 and tokens <= 0):
+            elif output.read_at > late:
                 break
             old.append(output)
             surplus, tokens = surplus - 1, tokens - output.weight
