@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import takewhile
 from typing import Any
 
 import pytest
 from core_world import CoreWorld
-from ppengine.core.journal_records import Answered, Entered, Tokens
+from ppengine.core import offline_requests
+from ppengine.core.journal_records import Answered, Entered, Opened, Tokens
 from ppengine.core.successor import MOST_DEATHS
 from ppengine.protocol.control import Accepted, Command, Fetch, Fetched, Outcome, Refused
 from ppengine.protocol.facts import GenerationBegan, Serving
@@ -607,3 +609,31 @@ def scheduler_check(world: CoreWorld) -> None:
     import scheduler_invariants
 
     scheduler_invariants.check(world.scheduler)
+
+
+def test_messages_that_are_known_by_number_are_bounded_over_many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offline_requests, "ADDED_MOST", 3)
+    one = Submit(prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    world, nonce = CoreWorld(), 0
+    for _ in range(3):
+        for _ in range(5):
+            nonce += 1
+            world.engine.offline.add_many(b"llm", AddMany(nonce=nonce, session="s", submissions=[one]))
+            world.run()
+            world.engine.commit()
+        assert list(world.engine.offline.added) == [("s", number) for number in range(nonce - 2, nonce + 1)]
+        world = follow(world)
+
+
+def test_a_state_that_moves_while_a_core_gives_up_is_complete() -> None:
+    """The move takes slices of a turn, and the commands that it goes through may end between two."""
+    world = CoreWorld()
+    world.submit(name="a", max_tokens=40)
+    world.run(4)
+    for verb in (Pause(mode="wait"), Drain()):
+        world.say(verb)
+    fresh = follow(world, meet=False)
+    records = fresh.engine._state.records()
+    found = list(takewhile(lambda record: not isinstance(record, Opened), records))
+    fresh.engine._lose_all("no stage comes")
+    assert found and any(isinstance(record, Entered) for record in records)

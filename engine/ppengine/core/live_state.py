@@ -121,7 +121,7 @@ class LiveState:
             for (session, nonce), names in list(self._offline.added.items()):
                 yield Added(session, nonce, names)
         if self.before is not None:
-            yield from self.before.opened.values()
+            yield from list(self.before.opened.values())
         attended = {one.request: one for one in self._commands.attended()}
         for output in self._outputs:
             waits = None if self.before is None else self.before.requests.get(output.request)

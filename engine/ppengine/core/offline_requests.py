@@ -108,7 +108,7 @@ class OfflineRequests:
             self._requests.admit(serving, group, session=message.session)
         self._rules.begun(message.client, len(groups))
         names = self.added[key] = [group[0].group for group in groups]
-        if len(self.added) > ADDED_MOST:
+        while len(self.added) > ADDED_MOST:  # A journal has those since its newest file began.
             self.added.popitem(last=False)
         self._journal.added(*key, names)
         self._reply(client, Added(nonce=message.nonce, requests=names))
