@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import itertools
 import re
@@ -18,7 +19,7 @@ from hub_server import Hub, served
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError
 from ppengine.hub.transfer import Transfer
-from ppengine.offline import prompts
+from ppengine.offline import launch, prompts
 from ppengine.offline.arguments import ARGUMENTS, make_profile, profile_of
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.llm import LLM, RequestOutput
@@ -70,6 +71,20 @@ def test_messages_for_an_engine_that_has_ended_are_an_error(tmp_path):
         with pytest.raises(EngineError, match="was killed by SIGKILL"):
             for _ in range(5000):
                 made.send(AbortMany(session="s", requests=["r"]))
+
+
+def test_an_engine_without_a_process_for_it_is_an_error_and_leaves_nothing_open(monkeypatch):
+    def refused(*arguments):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launch, "run_supervisor", refused)
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(EngineError, match=r"the engine cannot be started: .*temporarily unavailable") as caught:
+            LocalEngine(make_profile(str(TINY)))
+        del caught
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_call_that_fails_ends_its_requests_by_one_message():

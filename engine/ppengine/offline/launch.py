@@ -44,15 +44,10 @@ class LocalEngine:
     def __init__(self, profile: Profile) -> None:
         self._closed = False
         self._nonce = 0
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        read_end, self._lifeline = lifeline.open_pipe()
-        # Not as a word: any user can read the words of a process, and a profile may have the password of a backend.
-        self._profile = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115
-        self._profile.write(msgspec.json.encode(profile))
-        self._profile.flush()
-        words = ["ppengine.supervisor", "--profile-json", self._profile.name]
-        self._process = run_supervisor([*words, "--lifeline", str(read_end)], self._errors, read_end)
-        os.close(read_end)
+        try:
+            self._launch(profile)
+        except OSError as error:  # No process or descriptor is left, or no room for a file.
+            raise EngineError(f"the engine cannot be started: {error}") from None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._codec = Codec(FromFront)
@@ -141,6 +136,23 @@ class LocalEngine:
         self._context.term()
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _launch(self, profile: Profile) -> None:
+        """Start the supervisor. Raises OSError, and keeps nothing open then."""
+        with contextlib.ExitStack() as opened:
+            self._errors = opened.enter_context(tempfile.TemporaryFile("w+"))
+            # Not as a word: any user can read the words of a process, and a profile may have a backend's password.
+            self._profile = opened.enter_context(tempfile.NamedTemporaryFile(suffix=".json"))
+            self._profile.write(msgspec.json.encode(profile))
+            self._profile.flush()
+            read_end, self._lifeline = lifeline.open_pipe()
+            opened.callback(os.close, self._lifeline)
+            words = ["ppengine.supervisor", "--profile-json", self._profile.name]
+            try:
+                self._process = run_supervisor([*words, "--lifeline", str(read_end)], self._errors, read_end)
+            finally:
+                os.close(read_end)
+            opened.pop_all()
 
     def _started(self) -> dict[str, str]:
         if self._process.stdout is not None:
