@@ -87,6 +87,16 @@ def test_an_engine_without_a_process_for_it_is_an_error_and_leaves_nothing_open(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_last_words_that_are_no_utf8_are_still_words(monkeypatch, tmp_path):
+    words = r"os.write(2, b'error: /m/\xff\xfe has no config.json\n'); os.write(1, b'\xff\n')"
+    (tmp_path / "dying.py").write_text(f"import os; {words}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    real = launch.run_supervisor
+    monkeypatch.setattr(launch, "run_supervisor", lambda _, errors, line: real(["dying"], errors, line))
+    with pytest.raises(EngineError, match=r"^/m/\ufffd\ufffd has no config\.json$"):
+        LocalEngine(make_profile(str(TINY)))
+
+
 def test_a_call_that_fails_ends_its_requests_by_one_message():
     class Failing:
         def __init__(self):

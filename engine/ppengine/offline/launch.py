@@ -34,7 +34,7 @@ def run_supervisor(words: list[str], errors: IO[str], line: int) -> subprocess.P
     """Start `python -m` with these words; it inherits `line`, its lifeline."""
     return subprocess.Popen(
         [sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-        pass_fds=(line,), start_new_session=True, text=True,
+        pass_fds=(line,), start_new_session=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
 
 
@@ -140,7 +140,8 @@ class LocalEngine:
     def _launch(self, profile: Profile) -> None:
         """Start the supervisor. Raises OSError, and keeps nothing open then."""
         with contextlib.ExitStack() as opened:
-            self._errors = opened.enter_context(tempfile.TemporaryFile("w+"))
+            # Libraries write what they like there, as names of files that are no UTF-8.
+            self._errors = opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace"))
             # Not as a word: any user can read the words of a process, and a profile may have a backend's password.
             self._profile = opened.enter_context(tempfile.NamedTemporaryFile(suffix=".json"))
             self._profile.write(msgspec.json.encode(profile))
