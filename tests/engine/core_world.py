@@ -33,6 +33,8 @@ class MemoryJournal:
 
     def __init__(self):
         self._written, self._turn = [], []
+        self.lost: set[int] = set()
+        """Turns that another core cannot read."""
 
     def note(self, record):
         self._turn.append(record)
@@ -55,8 +57,21 @@ class MemoryJournal:
     def restored(self):
         """Return the state that another core finds."""
         restored = Restored()
-        restored.apply(self.records)
+
+        def read():
+            for number, turn in enumerate(self._written):
+                if number in self.lost:
+                    restored.damage.append(f"turn {number} is left out")
+                else:
+                    yield from DECODER.decode(turn)
+
+        restored.apply(read())
         return restored
+
+    @property
+    def turns(self):
+        """Number of turns, the full state at the beginning among them."""
+        return len(self._written)
 
 
 class CoreWorld:

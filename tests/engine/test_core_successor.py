@@ -637,3 +637,32 @@ def test_a_state_that_moves_while_a_core_gives_up_is_complete() -> None:
     found = list(takewhile(lambda record: not isinstance(record, Opened), records))
     fresh.engine._lose_all("no stage comes")
     assert found and any(isinstance(record, Entered) for record in records)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_tokens_behind_a_part_that_cannot_be_read_are_computed_again(seed: int) -> None:
+    """They would follow others than those before them, and readers would have a text with a gap."""
+    draw = random.Random(seed)
+    world = CoreWorld(max_num_seqs=4)
+    world.counting = True
+    lengths = {f"r{number}": draw.randint(1, 30) for number in range(6)}
+    for name, length in lengths.items():
+        world.submit(name=name, max_tokens=length, n=draw.choice([1, 2]), temperature=1.0, logprobs=0)
+    world.submit(name="aborted", max_tokens=40)
+    world.engine.advance()
+    world.engine.commit()
+    begun = world.journal.turns
+    some(world, 3)
+    world.say(Abort(request="aborted"))
+    some(world, draw.randint(2, 60))
+    turns = range(begun, world.journal.turns)
+    world.journal.lost = set(draw.sample(turns, draw.randint(1, 2)))
+    fresh = follow(world)
+    for output in fresh.engine.outputs:
+        assert all(list(sample.tokens) == list(range(len(sample.tokens))) for sample in output.samples)
+    fresh.run()
+    for name, length in lengths.items():
+        output = fresh.engine.outputs.get(name)
+        assert output is not None and output.finished
+        assert all(list(sample.tokens) == list(range(length)) for sample in output.samples)
+        assert all(len(sample.logprobs) == length for sample in output.samples)

@@ -32,6 +32,9 @@ from ppengine.protocol.facts import Fact
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.snapshot import Event
 
+_COMPLETE = ("stop", "length")
+"""Reasons of samples that have all their tokens."""
+
 
 @dataclass(eq=False)
 class Restored:
@@ -54,11 +57,13 @@ class Restored:
     _samples: dict[int, tuple[Entered, int]] = field(default_factory=dict)
     """Submission and place of each sample, by number."""
     _append: dict[int, Callable[[int], None]] = field(default_factory=dict)
-    """Adds a token to a sample, by its number."""
+    """Adds a token to a sample, by its number. A sample whose tokens may lack some is not here."""
+    _damaged: int = 0
+    """Parts that could not be read, up to the newest record."""
     _silent: set[int] = field(default_factory=set)
     """Numbers of samples that have had no token, or none since the end of a core."""
-    _ending: dict[str, SampleState] = field(default_factory=dict)
-    """Samples that have ended, by id, until the event with their figures comes."""
+    _ending: dict[str, tuple[SampleState, bool]] = field(default_factory=dict)
+    """Samples that have ended, by id, until the event with their figures comes; and whether no token is missing."""
 
     @property
     def next_number(self) -> int:
@@ -74,6 +79,10 @@ class Restored:
     def apply(self, records: Iterable[Record]) -> None:
         """Take records in the order in which they were written."""
         for record in records:
+            if len(self.damage) > self._damaged:
+                # Tokens behind such a part may follow others than those before it: they are computed again.
+                self._damaged = len(self.damage)
+                self._append.clear()
             match record:
                 case Tokens():
                     self._take_tokens(record)
@@ -132,7 +141,8 @@ class Restored:
             if (add := append(number)) is not None:
                 add(token)
         for place, logprob in record.logprobs:
-            if (known := self._samples.get(record.numbers[place])) is not None:
+            number = record.numbers[place]
+            if number in self._append and (known := self._samples.get(number)) is not None:
                 known[0].samples[known[1]].logprobs.append(logprob)
 
     def _begin(self, name: str) -> None:
@@ -143,13 +153,17 @@ class Restored:
     def _end(self, number: int) -> None:
         known = self._samples.get(number)
         if known is not None:
-            self._ending[sample_id(known[0].name, known[1])] = known[0].samples[known[1]]
+            whole = number in self._append or not known[0].prompt_ids
+            self._ending[sample_id(known[0].name, known[1])] = known[0].samples[known[1]], whole
 
     def _notice(self, record: Noticed) -> None:
         self.events[record.number] = record.event
         info = record.event.finished
-        sample = None if info is None else self._ending.pop(info.id, None)
-        if sample is not None:
+        known = None if info is None else self._ending.pop(info.id, None)
+        if info is None or known is None:
+            return
+        sample, whole = known
+        if whole or info.reason not in _COMPLETE or len(sample.tokens) >= info.output_tokens:
             sample.finished = info
 
     def _answer(self, reply: Reply) -> None:
