@@ -219,6 +219,19 @@ def test_much_text_goes_in_portions_and_all_or_none_of_it_is_taken(monkeypatch):
     assert not made.has_unfinished_requests()
 
 
+def test_many_prompts_go_in_portions_that_the_core_takes_in_a_moment():
+    made, sent = engine(), []
+
+    def ask(message, kind):
+        sent.append((message.first, len(message.submissions)))
+        return Added(nonce=1, requests=[f"r-{message.first + place}" for place in range(len(message.submissions))])
+
+    made._engine.ask = ask
+    count = 2 * prompts.PORTION_PROMPTS + 5
+    names = made.add_many([[1, 2, 3]] * count, [SamplingParams()] * count)
+    assert sent == [(0, 1000), (1000, 1000), (2000, 5)] and names == [f"r-{place}" for place in range(count)]
+
+
 def test_a_check_sends_all_prompts_and_leaves_none_open(monkeypatch):
     monkeypatch.setattr(prompts, "PORTION_CHARACTERS", 5)
     made = engine()

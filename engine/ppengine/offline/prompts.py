@@ -13,6 +13,8 @@ from ppengine.protocol.verbs import Submit
 
 PORTION_CHARACTERS = 100_000
 """Characters that are tokenized before the engine begins with them: a million take half a second."""
+PORTION_PROMPTS = 1000
+"""Prompts that go at once: the core takes some 15 ms for them, and its steps wait meanwhile."""
 
 
 class TextPrompt(TypedDict):
@@ -68,7 +70,7 @@ def portions(submissions: Sequence[Submission]) -> Iterator[tuple[int, int]]:
     begin = size = 0
     for number, submission in enumerate(submissions):
         size += len(submission.text or "") if submission.is_text else 0
-        if size >= PORTION_CHARACTERS:
+        if size >= PORTION_CHARACTERS or number + 1 - begin >= PORTION_PROMPTS:
             yield begin, number + 1
             begin, size = number + 1, 0
     if begin < len(submissions):
