@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppengine.checkpoint.stop_text import find_stop, may_begin
+from ppengine.checkpoint.stop_text import StopPrefixes, find_stop
 from ppengine.checkpoint.tokenizer import DetokStream
 
 
@@ -14,11 +14,12 @@ class GrowingText:
     `stops` end it, from token number `min_tokens` on, and are no part of it.
     """
 
-    __slots__ = ("_held_back", "_min_tokens", "_stops", "_stream", "count", "stop_text", "text")
+    __slots__ = ("_held_back", "_min_tokens", "_prefixes", "_stops", "_stream", "count", "stop_text", "text")
 
     def __init__(self, stream: DetokStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._stream: DetokStream | None = stream
         self._stops, self._min_tokens = stops, min_tokens
+        self._prefixes = StopPrefixes(stops) if stops else None
         self._held_back = 0
         self.text = ""
         self.count = 0
@@ -53,7 +54,8 @@ class GrowingText:
                 self.stop_text = next(stop for stop in stops if self.text.startswith(stop, at))
                 self.text, self._held_back = self.text[:at], 0
                 return True
-        self._held_back = may_begin(self.text, stops)
+        assert self._prefixes is not None
+        self._held_back = self._prefixes.push(piece)
         return False
 
     def push_each(self, tokens: Sequence[int]) -> int | None:
@@ -68,7 +70,7 @@ class GrowingText:
         self.text += more
         if not self._stops or find_stop(self.text, self._stops, len(more)) is None:
             self.count += len(tokens)
-            self._held_back = may_begin(self.text, self._stops) if self._stops else 0
+            self._held_back = 0 if self._prefixes is None else self._prefixes.push(more)
             return None
         self.text = before
         return next(count for count, piece in enumerate(pieces, 1) if self._push_text(piece))
