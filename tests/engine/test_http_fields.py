@@ -19,7 +19,7 @@ from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
-from ppengine.http.request_fields import MESSAGES_MOST, VALUES_MOST, CompletionRequest, decode
+from ppengine.http.request_fields import MESSAGES_MOST, STRUCTURE_MOST, VALUES_MOST, CompletionRequest, decode
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.tool_fields import functions_of
 from ppengine.supervisor import http_port
@@ -145,6 +145,34 @@ async def test_more_choices_than_the_core_takes_in_a_turn_are_refused() -> None:
 def test_a_body_of_too_many_values_is_not_read() -> None:
     with pytest.raises(ApiError, match=f"more than {VALUES_MOST} commas"):
         decode(b'{"prompt": [' + b"5," * (VALUES_MOST + 1) + b"5]}", CompletionRequest)
+
+
+HALF = STRUCTURE_MOST // 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, '{"prompt": "a"' + "".join(f', "x{number}": null' for number in range(2 * HALF)) + "}"),
+        (CompletionRequest, '{"prompt": [' + ", ".join(["[7]"] * (2 * HALF)) + "]}"),
+        (ChatRequest, '{"messages": [{"role": "assistant", "tool_calls": ['
+                      + ", ".join(['{ "function" : { "name" : "a" } }'] * HALF) + "]}]}"),
+        (ResponsesRequest, '{"input": "a", "metadata": {'
+                           + ", ".join(rf'"\"{number}\\": ""' for number in range(2 * HALF)) + "}}"),
+        (CompletionRequest, '{"prompt": "' + ":" * 3 * HALF + '"' * (5 * VALUES_MOST)),
+    ],
+    ids=["fields", "lists", "objects", "escaped keys", "quotes"],
+)  # fmt: skip
+def test_a_body_of_too_many_parts_is_not_read(kind: type, body: str) -> None:
+    """They took an event loop up to five seconds, and all streams of the process waited."""
+    with pytest.raises(ApiError, match=f"more than {STRUCTURE_MOST} objects, lists and fields"):
+        decode(body.encode(), kind)
+
+
+def test_a_text_may_have_what_looks_like_many_parts() -> None:
+    text = '{"a": ["\\"]}' * STRUCTURE_MOST
+    body = json.dumps({"prompt": text}, separators=(";", ":")).encode()
+    assert decode(body, CompletionRequest).prompt == text
 
 
 @pytest.mark.parametrize(

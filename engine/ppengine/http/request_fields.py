@@ -84,6 +84,8 @@ class CommonFields(StructuredFields, kw_only=True):
 
 VALUES_MOST = 2**20
 """Commas in a body: a million token ids are read in 0.1 s, and all streams of the process wait for that."""
+STRUCTURE_MOST = 2**17
+"""Objects, lists and fields in a body. They take 2 µs each, so as many as 16 MB may have would take up to 5 s."""
 MESSAGES_MOST = 2**13
 """Entries of a conversation: 100,000 take 0.7 s, and all streams of the process wait for that."""
 _SAMPLING = (
@@ -140,6 +142,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     """Return the body of a request. Raises ApiError, which names the field at fault."""
     if body.count(b",") > VALUES_MOST:
         raise invalid(f"the body has more than {VALUES_MOST} commas, the most that are taken")
+    _check_structure(body)
     try:
         data = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -159,6 +162,20 @@ def decode(body: bytes, kind: type[T]) -> T:
         if not place:
             _, _, place = str(error).partition("missing required field `")
         raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
+
+
+def _check_structure(body: bytes) -> None:
+    """Raise ApiError for a body of too many objects, lists and fields. Those in its texts do not count."""
+    if _structure(body) <= STRUCTURE_MOST:
+        return
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') <= 4 * STRUCTURE_MOST and _structure(b"".join(plain.split(b'"')[::2])) <= STRUCTURE_MOST:
+        return
+    raise invalid(f"the body has more than {STRUCTURE_MOST} objects, lists and fields, the most that are taken")
+
+
+def _structure(body: bytes) -> int:
+    return sum(map(body.count, (b"{", b"[", b":")))
 
 
 def _check_unknown(name: str, value: object, kind: type[Body]) -> None:
