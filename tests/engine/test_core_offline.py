@@ -332,6 +332,47 @@ def test_a_prompt_has_any_form_of_vllms():
     assert prompts.prompts_of([[1], [2]]) == [[1], [2]] and prompts.prompts_of([]) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((3,), "prompts is 3; it must be a text, token ids, .*, or a list of these"),
+        ((None,), "prompts is None; it must be"),
+        ((b"abc",), "prompts is b'abc'; it must be"),
+        (("x", {"temperature": 0}), "sampling_params is {'temperature': 0}; it must be SamplingParams, or a list"),
+        (("x", 0.5), r"sampling_params is 0\.5; it must be SamplingParams"),
+        ((["x", "y"], [SamplingParams(), {}]), "prompt 1: sampling params are SamplingParams, not {}"),
+    ],
+)
+def test_an_argument_of_generate_of_another_kind_is_named(given, says):
+    llm = LLM.__new__(LLM)
+    llm.llm_engine = engine()
+    with pytest.raises(ValueError, match=says):
+        llm.generate(*given)
+    with pytest.raises(ValueError, match="priority is 5; it must be a list with one number a prompt"):
+        llm.generate(["x"], priority=5)
+
+
+def test_an_id_or_sampling_of_another_kind_is_refused_as_the_core_could_not_read_it():
+    made = engine()
+    for wrong in (5, None):
+        with pytest.raises(ValueError, match=rf"request_id is \[{wrong}\]; it must be a list of texts"):
+            made.add_request(wrong, "x", SamplingParams())
+        with pytest.raises(ValueError, match=rf"request_id is \[{wrong}\]; it must be a list of texts"):
+            made.abort_request([wrong])
+    made._seed = 7
+    with pytest.raises(ValueError, match=r"prompt 0: sampling params are SamplingParams, not {'n': 2}"):
+        made.add_request("a", "x", {"n": 2})
+    assert not hasattr(made._engine, "message")
+
+
+def test_an_abort_takes_one_id_or_several():
+    made, sent = engine(), []
+    made._engine.send = lambda message: sent.append(message.requests)
+    made.abort_request("abc")
+    made.abort_request(["abc", "d"])
+    assert sent == [["abc"], ["abc", "d"]]
+
+
 def test_a_seed_of_the_engine_seeds_each_request_by_its_number():
     def seeds(seed, *calls):
         made = engine()

@@ -11,7 +11,7 @@ from ppengine.common.config import Profile
 from ppengine.offline.conversations import Conversation, chats_of
 from ppengine.offline.launch import EngineError
 from ppengine.offline.llm_engine import LLMEngine
-from ppengine.offline.prompts import Prompt, prompts_of
+from ppengine.offline.prompts import Prompt, check_priority, params_of, prompts_of
 from ppengine.offline.request_output import RequestOutput
 from ppengine.offline.vllm_arguments import check_others
 from ppengine.offline.waves import Waves, most_values
@@ -45,17 +45,10 @@ class LLM:
         """
         check_others("generate", others)
         several = prompts_of(prompts)
-        if sampling_params is None:
-            sampling_params = SamplingParams()
-        params = (
-            [sampling_params] * len(several) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
-        )
-        if len(params) != len(several):
-            raise ValueError(f"{len(several)} prompts and {len(params)} sampling params; give one, or one a prompt")
+        params = params_of(sampling_params, len(several))
         if not several:
             return []
-        if priority is not None and len(priority) != len(several):
-            raise ValueError(f"{len(several)} prompts and {len(priority)} priorities; give one a prompt")
+        check_priority(priority, len(several))
         return self._run(several, params, priority, use_tqdm)
 
     def chat(

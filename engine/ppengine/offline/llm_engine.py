@@ -14,11 +14,12 @@ from ppengine.offline.conversations import ConversationRenderer
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.open_requests import OpenRequest, OpenRequests
 from ppengine.offline.program_texts import ProgramTexts
-from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, portions, submissions_of
+from ppengine.offline.prompts import Prompt, Submission, TokensPrompt, check_params, portions, submissions_of
 from ppengine.offline.request_output import RequestOutput
 from ppengine.offline.request_seeds import checked_seed, seeded
 from ppengine.protocol import offline as wire
 from ppengine.protocol.chat_messages import Chat
+from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
 
 NEWS_MS = 1000
@@ -90,6 +91,7 @@ class LLMEngine:
         count = len(prompts)
         if len(params) != count or len(ids) not in (0, count):
             raise ValueError(f"{count} prompts, {len(params)} sampling params and {len(ids)} request ids")
+        check_params(params)
         first = self._count
         submissions = submissions_of(prompts, seeded(params, self._seed, first), ids, priority)
         opened: dict[str, OpenRequest] = {}
@@ -129,8 +131,10 @@ class LLMEngine:
         return list(map(self._texts.chat_prompt, self._renderer.texts(chats)))
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End a request, or several; one that has ended already is fine."""
-        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        """End a request or several; one that has ended already is fine. Raises ValueError for an id that is no text."""
+        several = isinstance(request_id, Iterable) and not isinstance(request_id, str)
+        names = list(request_id) if several else [request_id]
+        check_kind("request_id", names, list[str])
         if names:
             self._engine.send(wire.AbortMany(session=self._session, requests=names))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from ppengine.protocol.error_text import shown
 from ppengine.protocol.frames import check_utf8
+from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import TokenIds, compact, compact_if_good
 from ppengine.protocol.verbs import Submit
@@ -15,6 +17,8 @@ PORTION_CHARACTERS = 100_000
 """Characters that are tokenized before the engine begins with them: a million take half a second."""
 PORTION_PROMPTS = 1000
 """Prompts that go at once: the core takes some 15 ms for them, and its steps wait meanwhile."""
+
+KINDS = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": [...]}'
 
 
 class TextPrompt(TypedDict):
@@ -47,11 +51,46 @@ class Submission(NamedTuple):
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return several prompts, or the only one in a list: a text, a mapping, or the token ids of one prompt."""
+    """Return several prompts, or the only one in a list: a text, a mapping, or the token ids of one prompt.
+
+    Raises ValueError for a value that is no prompts.
+    """
     if isinstance(prompts, str | dict):
         return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is {shown(prompts)}; it must be {KINDS}, or a list of these")
     several: list[Any] = list(prompts)
     return [several] if several and all(isinstance(one, int) for one in several) else several
+
+
+def params_of(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """Return the sampling parameters of each of `count` prompts; None: the defaults. Raises ValueError."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if isinstance(params, Mapping) or not isinstance(params, Iterable):
+        raise ValueError(f"sampling_params is {shown(params)}; it must be SamplingParams, or a list with one a prompt")
+    several = list(params)
+    check_params(several)
+    if len(several) != count:
+        raise ValueError(f"{count} prompts and {len(several)} sampling params; give one, or one a prompt")
+    return several
+
+
+def check_params(params: Sequence[SamplingParams]) -> None:
+    """Raise ValueError with the first that is no SamplingParams."""
+    for number, one in enumerate(params):
+        if not isinstance(one, SamplingParams):
+            raise ValueError(f"prompt {number}: sampling params are SamplingParams, not {shown(one)}")
+
+
+def check_priority(priority: Sequence[int] | None, count: int) -> None:
+    """Raise ValueError unless there is a priority for each of `count` prompts, or for none."""
+    if priority is None:
+        return
+    if not isinstance(priority, Sized):
+        raise ValueError(f"priority is {shown(priority)}; it must be a list with one number a prompt")
+    if len(priority) != count:
+        raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
 
 
 def content_of(prompt: object) -> tuple[Any, Any]:
@@ -82,10 +121,11 @@ def submissions_of(
 ) -> list[Submission]:
     """Return the submissions of several prompts. Raises ValueError as `_submission`."""
     count = len(prompts)
+    check_params(params)
+    check_kind("request_id", list(ids), list[str])
+    check_priority(priority, count)
     if priority is None:
         priority = [0] * count
-    if len(priority) != count:
-        raise ValueError(f"{count} prompts and {len(priority)} priorities; give one a prompt")
     fields: dict[str, Sequence[Any]] = {"sampling": params, "request": ids or [None] * count, "priority": priority}
     return [
         _submission(number, prompt, **{name: values[number] for name, values in fields.items()})
@@ -97,8 +137,7 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
     """Return the submission of a prompt. Raises ValueError for a prompt of another kind, or a text with surrogates."""
     text, ids = content_of(prompt)
     if not isinstance(text, str | None) or (text is None and ids is None):
-        kinds = 'a text, token ids, {"prompt": ...} or {"prompt_token_ids": [...]}'
-        raise ValueError(f"prompt {number}: a prompt is {kinds}, not {str(prompt)[:80]}")
+        raise ValueError(f"prompt {number}: a prompt is {KINDS}, not {str(prompt)[:80]}")
     if text is not None:
         check_utf8(f"prompt {number}", text)
     if ids is None:
