@@ -7,6 +7,9 @@ import gc
 import inspect
 import itertools
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from pathlib import Path
 
@@ -49,6 +52,7 @@ class Left:
 
 def test_the_end_of_an_interrupted_call_is_not_taken_for_an_output():
     llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     llm.llm_engine = Left()
     assert [output.request_id for output in llm.generate("x", use_tqdm=False)] == ["r-1"]
 
@@ -136,6 +140,34 @@ def test_a_call_that_is_interrupted_while_it_adds_requests_ends_them(at, monkeyp
     assert sent == [AbortMany(session="s", requests=before, messages=[at])]
     made.add_many(["the next call"], [SamplingParams()])
     assert len(sent) == 1 and made._adding is None
+
+
+class OneCallAtATime:
+    """An engine whose `step` gives whatever has ended to the thread that calls it, as an engine has one queue."""
+
+    def __init__(self):
+        self.ended, self.count = [], 0
+
+    def add_many(self, prompts, params, ids=(), priority=None):
+        self.count += 1
+        self.ended.append(f"r-{self.count}")
+        time.sleep(0.01)
+        return self.ended[-1:]
+
+    def step(self, *, finished_only=False):
+        ended, self.ended = self.ended, []
+        if not ended:
+            raise AssertionError("another thread took the output")
+        return [RequestOutput(name, None, [1], [], True) for name in ended]
+
+
+def test_calls_of_several_threads_take_turns():
+    llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
+    llm.llm_engine = OneCallAtATime()
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda _: llm.generate("x", use_tqdm=False)[0].request_id, range(12)))
+    assert sorted(outputs) == sorted(f"r-{number}" for number in range(1, 13))
 
 
 class Listener:
@@ -345,6 +377,7 @@ def test_a_prompt_has_any_form_of_vllms():
 )
 def test_an_argument_of_generate_of_another_kind_is_named(given, says):
     llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     llm.llm_engine = engine()
     with pytest.raises(ValueError, match=says):
         llm.generate(*given)
@@ -406,6 +439,7 @@ def test_each_prompt_has_its_priority_and_a_list_of_another_length_is_refused():
     made.add_many(["x"], [SamplingParams()])
     assert [each.priority for each in made._engine.message.submissions] == [0]
     llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     llm.llm_engine = made
     with pytest.raises(ValueError, match="2 prompts and 3 priorities; give one a prompt"):
         llm.generate(["x", "y"], priority=[1, 2, 3])
@@ -496,6 +530,7 @@ def test_values_of_vllm_that_have_another_name_here():
 @pytest.mark.parametrize(("name", "foreign"), OF_CALLS.items())
 def test_an_argument_of_a_call_is_taken_where_it_changes_nothing_and_refused_with_a_reason(name, foreign):
     llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     calls = [llm.chat] if name.startswith(("chat_", "continue_")) else [llm.chat, llm.generate]
     for call in calls:
         for value in (None, *foreign.taken):
@@ -575,6 +610,7 @@ def test_a_list_that_vllm_has_none_for_may_be_none():
 
 def test_an_engine_that_was_closed_says_so():
     made = LLM.__new__(LLM)
+    made._turn = threading.RLock()
     made.llm_engine = engine()
     local = made.llm_engine._engine = LocalEngine.__new__(LocalEngine)
     local._closed, local._nonce, made.llm_engine._cursor = True, 0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ class Engine:
 def llm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(waves, "HELD_MOST", ROOM)
     llm: Any = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     llm.llm_engine = Engine()
     return llm
 

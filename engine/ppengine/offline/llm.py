@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ppengine.protocol.sampling import SamplingParams
 
 
 class LLM:
-    """Generate for many prompts at once; a context manager with `close()`.
+    """Generate for many prompts at once; a context manager with `close()`. Calls of several threads take turns.
 
     Takes the arguments of `arguments.make_profile`, or one `Profile`, and `seed`, as `LLMEngine`. Raises TypeError for
     an unknown argument (it names the nearest known one), ConfigError for a value that cannot be, EngineError when
@@ -27,6 +28,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Profile, **arguments: Any) -> None:
+        self._turn = threading.RLock()
         self.llm_engine = LLMEngine(model, **arguments)
 
     def generate(
@@ -49,7 +51,8 @@ class LLM:
         if not several:
             return []
         check_priority(priority, len(several))
-        return self._run(several, params, priority, use_tqdm)
+        with self._turn:
+            return self._run(several, params, priority, use_tqdm)
 
     def chat(
         self,
@@ -70,7 +73,9 @@ class LLM:
         """
         check_others("chat", others)
         chats = chats_of(messages, tools, add_generation_prompt=add_generation_prompt, options=chat_template_kwargs)
-        return self.generate(self.llm_engine.chat_prompts(chats), sampling_params, use_tqdm, priority=priority)
+        with self._turn:
+            prompts = self.llm_engine.chat_prompts(chats)
+        return self.generate(prompts, sampling_params, use_tqdm, priority=priority)
 
     def _run(
         self, prompts: list[Prompt], params: list[SamplingParams], priority: Sequence[int] | None, use_tqdm: bool
