@@ -341,7 +341,7 @@ def test_any_evidence_gives_a_sane_list():
         assert order == sorted(order, reverse=True), f"{seed}: roots come first"
         assert not verdicts or verdicts[0].root, seed
         for verdict in verdicts:
-            assert len(verdict.summary) <= 100 and "\n" not in verdict.summary and verdict.evidence, seed
+            assert len(verdict.summary) <= 200 and "\n" not in verdict.summary and verdict.evidence, seed
             # A stage that dies of another's death may do so by an abort.
             assert verdict.root or verdict.cause in ("starved", "blocked", "dead", "crashed"), seed
 

@@ -80,6 +80,14 @@ def test_a_rank_that_hangs_is_named_and_not_the_ranks_that_wait_for_it(key: Key)
     assert others_suffer(verdicts, key) and len(verdicts) == 4
 
 
+def test_a_rank_that_waits_through_another_one_is_described_to_the_end() -> None:
+    waits_for_tokens = {"op": "token_return", "op_step": 10189, "op_peer": 1, "wchan": POLL, "unretired_tokens": 1}
+    verdicts = diagnose(stuck(changed(held_at((1, 1)), (0, 0), **waits_for_tokens)))
+    (mine,) = [verdict for verdict in verdicts if (verdict.stage, verdict.rank) == (0, 0)]
+    through = "starved by stage 1 rank 1 through stage 1 rank 0"
+    assert mine.summary == f"stage 0 rank 0 is {through}: token_return from 1 m10189 for 6.0s"
+
+
 @pytest.mark.parametrize("key", PLACES)
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
 def test_a_rank_that_hangs_inside_a_collective_after_all_parts_were_there(key: Key, op: str) -> None:

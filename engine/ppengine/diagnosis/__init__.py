@@ -66,7 +66,8 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
 )
 STACKS_WANTED = frozenset({"self_stuck", "gil_held", "deadlock", "undetermined", "core"})
 """Causes whose evidence is better with the line of code."""
-_MOST_CHARACTERS = 100
+_MOST_CHARACTERS = 200
+"""Room for a rank that waits through another one for a third; a banner that is narrower cuts it itself."""
 
 
 def diagnose(evidence: Evidence) -> list[Verdict]:
