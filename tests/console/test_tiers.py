@@ -106,7 +106,7 @@ def test_trouble_is_coloured_and_the_unknown_is_no_zero() -> None:
         backends=[BackendInfo(name="a", kind="files", url="", write="reused", quota_bytes=GIB)],
     )  # fmt: skip
     shown = texts(picture(nothing))
-    assert " backends are not used yet: the weights are being hashed" in shown
+    assert " backends are not used: the weights are being hashed" in shown
     (backend,) = (line for line in shown if line.startswith(" a ") and "unknown" in line)
     assert backend.split() == ["a", "unknown", "?", "?", "1.0G", "-", "0", "?", "?"]
     (store,) = (line for line in shown if line.startswith(" 0.0"))

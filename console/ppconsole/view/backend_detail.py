@@ -34,7 +34,7 @@ def rows(snapshot: Snapshot, name: str, events: Iterable[Event], width: int) -> 
     if backend.error:
         found += field("newest error", clean(backend.error), "bad", width)
     if not tiers.ready:
-        found += field("not used yet", clean(tiers.why_not_ready) or "the reason is not known", "warn", width)
+        found += field("not used", clean(tiers.why_not_ready) or "the reason is not known", "warn", width)
     found += [*field("place", clean(backend.url) or "-", "", width), *grid(_figures(backend), width)]
     found += [EMPTY, heading("CALLS  of the slowest place", width), *grid(_calls(backend), width), EMPTY]
     found += store_rows(tiers.stores, width) if tiers.stores else []

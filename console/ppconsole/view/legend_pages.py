@@ -249,7 +249,7 @@ BACKENDS = Section("BACKENDS AND STORES", {
 })  # fmt: skip
 BACKEND = Section("BACKEND", {
     "state": "see STATE on the Tiers screen", "breaker": "closed, open or half-open, the worst of all places",
-    "newest error": "of any place, until its next success", "not used yet": "why backends are not used",
+    "newest error": "of any place, until its next success", "not used": "why backends are not used",
     "place": "its place, without a password", "kind": "kind of backend", "written are": "chunks that it gets",
     "used quota": "bytes of all places, and the most", "hit tokens": "tokens that starts loaded from it",
     "declined": "fetches not begun, as computing was predicted to be faster",

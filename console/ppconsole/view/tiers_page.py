@@ -118,7 +118,7 @@ def _head(tiers: TiersInfo, width: int) -> list[Row]:
     found = [clip(Row(tuple(segs)), width), clip(Row(tuple(requests)), width)]
     if tiers.backends and not tiers.ready:
         why = clean(tiers.why_not_ready) or "the reason is not known"
-        found.append(clip(row((" backends are not used yet: ", "warn"), (why, "warn")), width))
+        found.append(clip(row((" backends are not used: ", "warn"), (why, "warn")), width))
     return [*found, EMPTY]
 
 
