@@ -608,6 +608,16 @@ def test_a_list_that_vllm_has_none_for_may_be_none():
         SamplingParams(bad_words_ids=None)
 
 
+def test_an_engine_that_cannot_start_names_the_argument_and_not_the_key_of_a_profile():
+    with pytest.raises(EngineError, match=r"^pipeline_parallel_size is 99; the model has 8 layers"):
+        LLM(str(TINY), pipeline_parallel_size=99)
+    with pytest.raises(EngineError, match=r"^max_model_len is 5000; this model serves at most 1024 tokens"):
+        LLMEngine(str(TINY), max_model_len=5000, device="cpu")
+    profile = make_profile(str(TINY), tensor_parallel_size=3, device="cpu")
+    with pytest.raises(EngineError, match=r"^parallel\.tensor is 3; "):
+        LLM(profile)
+
+
 def test_an_engine_that_was_closed_says_so():
     made = LLM.__new__(LLM)
     made._turn = threading.RLock()

@@ -47,6 +47,7 @@ ARGUMENTS = {
     "scheduler.chunked_prefill": "enable_chunked_prefill",
 }
 """Profile keys in error messages, with the argument of `LLM` that each came from."""
+_KEYS = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, ARGUMENTS))})(?![\w-])")
 
 
 def make_profile(
@@ -119,10 +120,12 @@ def make_profile(
             data["scheduler"]["max_num_seqs"] = _seqs_a_stage(profile.model) * stages
         return build_profile(data, base=Path(), where="LLM")
     except ConfigError as error:
-        text = str(error)
-        for key, argument in ARGUMENTS.items():
-            text = text.replace(key, argument)
-        raise ConfigError(text) from None
+        raise ConfigError(with_arguments(str(error))) from None
+
+
+def with_arguments(text: str) -> str:
+    """Return an error with the arguments of `LLM` in place of the profile keys that they came from."""
+    return _KEYS.sub(lambda found: ARGUMENTS[found[0]], text)
 
 
 def download(profile: Profile) -> None:

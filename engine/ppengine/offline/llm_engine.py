@@ -9,7 +9,7 @@ from typing import Any
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import Profile
-from ppengine.offline.arguments import profile_of
+from ppengine.offline.arguments import profile_of, with_arguments
 from ppengine.offline.conversations import ConversationRenderer
 from ppengine.offline.launch import EngineError, LocalEngine
 from ppengine.offline.open_requests import OpenRequest, OpenRequests
@@ -48,7 +48,12 @@ class LLMEngine:
     def __init__(self, model: str | Profile, *, seed: int | None = None, **arguments: Any) -> None:
         profile = profile_of(model, arguments)
         self._seed = checked_seed(seed)
-        self._engine = LocalEngine(profile)
+        try:
+            self._engine = LocalEngine(profile)
+        except EngineError as error:
+            if isinstance(model, Profile):
+                raise
+            raise EngineError(with_arguments(str(error))) from None
         self._texts = ProgramTexts(
             Path(profile.model.path).resolve(), self._engine.state.max_model_len, absent=profile.model.skip_tokenizer
         )  # fmt: skip
