@@ -173,7 +173,7 @@ def test_parent_gone(runtime: Path) -> None:
         assert child.stdout is not None
         child.stdout.close()
     assert child.wait(ENDS_S) == 0
-    assert log.read_text().splitlines()[-1] == "stopped: its parent is gone"
+    assert log.read_text().splitlines()[-1] == "stopped: its program has ended or closed it"
     assert list((runtime / "ppconsole").iterdir()) == []
 
 

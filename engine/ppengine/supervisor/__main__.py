@@ -43,7 +43,7 @@ def main() -> int:
     raise_limit()
     wakeup = Wakeup()
     wakeup.install()
-    lifeline.adopt(options.lifeline, on_close=lambda: wakeup.ask("its parent is gone"))
+    lifeline.adopt(options.lifeline, on_close=lambda: wakeup.ask("its program has ended or closed it"))
     try:
         end = _run(options, wakeup)
     except (CheckpointError, ClaimError, ExecutorError, RuntimeDirError) as error:

@@ -32,7 +32,9 @@ class Elsewhere(LocalExecutor):
 wakeup = Wakeup()
 wakeup.install()
 name, stages = sys.argv[1], int(sys.argv[2])
-lifeline.adopt(int(sys.argv[4]) if len(sys.argv) > 3 else None, on_close=lambda: wakeup.ask("its parent is gone"))
+lifeline.adopt(
+    int(sys.argv[4]) if len(sys.argv) > 3 else None, on_close=lambda: wakeup.ask("its program has ended or closed it")
+)
 stores = os.environ.get("STANDIN_STORES")
 tiers = TierConfig(host=True, backends={"m": BackendConfig(kind="memory")}) if stores else TierConfig()
 nodes = os.environ.get("STANDIN_NODES")
