@@ -36,6 +36,7 @@ from ppconsole.view import (
     topology_page,
     wording,
 )
+from ppconsole.view import keys as key_tables
 from ppconsole.view.cells import Column, Row, text_of, width_of
 from ppconsole.view.frame import frame
 from ppconsole.view.keys import HELP_KEYS, help_rows
@@ -220,6 +221,10 @@ def test_the_help_of_a_screen_fits_every_width_and_loses_nothing(screen: str, wi
 def test_no_row_of_the_help_is_cut(width: int) -> None:
     made = [help_rows(width), *(help_page.page(screen, HELP_KEYS, width).rows for screen in legend.SCREENS)]
     assert not [text_of(line) for rows in made for line in rows if "…" in text_of(line).replace("…412", "", 1)]
+    for name in (name for name in dir(key_tables) if name.endswith("_KEYS")):
+        table = getattr(key_tables, name)
+        for own in table.values() if isinstance(table, dict) else [table]:
+            assert "…" not in " ".join(map(text_of, help_page.page("topology", own, width).rows)), name
     keys = " ".join(map(text_of, made[0]))
     assert ":sort ttft" in keys and ":abort" in keys and "--owner" in keys
 

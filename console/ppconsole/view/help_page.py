@@ -147,12 +147,14 @@ def _terms(section: Section, width: int, across: int) -> list[Row]:
 
 
 def _key_rows(keys: Sequence[Key], width: int) -> list[Row]:
-    """Return the keys of a screen in columns."""
-    across = max(1, width // _KEY_CELL)
+    """Return the keys of a screen in columns, as wide as the longest of them."""
+    cell = max(_KEY_CELL, *(4 + width_of(key) + width_of(meaning) for key, meaning, _ in keys), 0)
+    across = max(1, width // cell)
+    cell = min(cell, width)
     rows = [row((fit(" KEYS", width), ""), fill="head")]
     for start in range(0, len(keys), across):
         segs: list[Seg] = []
         for key, meaning, _ in keys[start : start + across]:
-            segs += [(f"  {key} ", "key"), (fit(meaning, _KEY_CELL - 3 - width_of(key)), "")]
+            segs += [(f"  {key} ", "key"), (fit(meaning, cell - 3 - width_of(key)), "")]
         rows.append(Row(tuple(segs)))
     return rows
