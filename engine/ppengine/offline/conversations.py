@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ppengine.http.chat_fields import Message
 from ppengine.http.tool_fields import Tool, for_template, functions_of
 from ppengine.offline.launch import EngineError
 from ppengine.protocol.chat_messages import CHAT_MOST, Chat, FromRenderer, Rendered, Tokenized
+from ppengine.protocol.error_text import shown
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec
 
 log = logging.getLogger("ppengine.offline")
@@ -29,6 +30,7 @@ END_S = 2.0
 """Seconds to wait for the end of the child, which was killed."""
 WAITING_MOST = 64
 """Chats that the child has at once; the next ones wait here."""
+_RIGHT = 'a conversation is a list of messages, such as {"role": "user", "content": "Hi"}'
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -40,6 +42,8 @@ def chats_of(
     options: Mapping[str, Any] | None,
 ) -> list[Chat]:
     """Return the chats of one conversation or several. Raises ValueError for a message that is none."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise ValueError(f"messages is {shown(messages)}; {_RIGHT}")
     listed = list(messages)
     several = [listed] if any(isinstance(one, Mapping) for one in listed) else listed
     try:
@@ -48,6 +52,8 @@ def chats_of(
         raise ValueError(error.body.message) from None
     chats = []
     for number, conversation in enumerate(several):
+        if isinstance(conversation, str | bytes | Mapping) or not isinstance(conversation, Iterable):
+            raise ValueError(f"conversation {number} is {shown(conversation)}; {_RIGHT}")
         converted = _converted(f"conversation {number}", conversation, list[Message])
         if not converted:
             raise ValueError(f"conversation {number} is empty; give at least one message")
