@@ -208,6 +208,15 @@ def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:
     assert (rig.told("verdict.raised"), rig.told("stage.dead")) == (0, 0)
 
 
+@pytest.mark.parametrize("stopping", [True, False])
+def test_the_end_of_a_stage_is_an_event_unless_the_engine_stops(rig: Rig, stopping: bool) -> None:
+    rig.exits(exit_code=0, detail="")
+    rig.look(sample(0), sample(1, process_state=None))
+    rig.collector.judge(stopping=stopping)
+    assert rig.collector.snapshot(1).stages[1].state == "dead"
+    assert rig.told("stage.dead") == (not stopping)
+
+
 def test_a_stage_that_is_replaced_for_its_words_was_not_killed(rig: Rig) -> None:
     rig.says()
     rig.starts(pid=1001, generation=1, replaced=True)

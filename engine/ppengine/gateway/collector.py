@@ -241,7 +241,8 @@ class Collector:
         )  # fmt: skip
         before, self.verdicts = self.verdicts, diagnose(self._evidence)
         news = self._say_verdicts(before)
-        return self._stage_changes.note(self.core, self._sightings, self.processes.listed, self.verdicts) or news
+        known = self.core, self._sightings, self.processes.listed, self.verdicts
+        return self._stage_changes.note(*known, stopping=stopping) or news
 
     def _say_verdicts(self, verdicts_before: list[Verdict]) -> bool:
         """Make events of verdicts that are new or over; return whether there was one."""

@@ -27,9 +27,9 @@ class StageChanges:
 
     def note(
         self, core: CoreReport | None, sightings: Mapping[Key, Sighting], processes: list[ProcessInfo],
-        verdicts: list[Verdict],
+        verdicts: list[Verdict], *, stopping: bool = False,
     ) -> bool:  # fmt: skip
-        """Make events of the notable changes; return whether there was one."""
+        """Make events of the notable changes; return whether there was one. `stopping`: ends of stages are none."""
         changed = False
         views = {(view.index, view.rank): view for view in core.stages} if core else {}
         for key in self._groups.places:
@@ -38,7 +38,7 @@ class StageChanges:
             state = stage_state(views.get(key), sample, process, verdicts, key)
             before = self._states.get(key, "loading")
             self._states[key] = state
-            if before == state or not {before, state} & _NOTABLE:
+            if before == state or not {before, state} & _NOTABLE or (stopping and state == "dead"):
                 continue
             changed = True
             pid = process.pid if process else sample.pid if sample else None
