@@ -116,6 +116,7 @@ def test_a_call_that_fails_ends_its_requests_by_one_message():
             self.aborted.append(list(request_id))
 
     llm = LLM.__new__(LLM)
+    llm._turn = threading.RLock()
     llm.llm_engine = Failing()
     with pytest.raises(EngineError, match="gone"):
         llm.generate(["x"] * 3, use_tqdm=False)

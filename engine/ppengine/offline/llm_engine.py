@@ -137,8 +137,7 @@ class LLMEngine:
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """End a request or several; one that has ended already is fine. Raises ValueError for an id that is no text."""
-        several = isinstance(request_id, Iterable) and not isinstance(request_id, str)
-        names = list(request_id) if several else [request_id]
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
         check_kind("request_id", names, list[str])
         if names:
             self._engine.send(wire.AbortMany(session=self._session, requests=names))
