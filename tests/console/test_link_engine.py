@@ -132,8 +132,9 @@ async def test_warnings_before_the_backlog_come_first(fake: FakeGateway) -> None
         assert [event.seq for event in seen.events] == [2, 4, 11, 12, 13]
         fake.event("after", "next")
         await seen.until(lambda seen: seen.events[-1].seq == 14)
-        # A loop that has been held up asks once more.
-        assert [(each.level, each.most) for each in fake.replays][:2] == [("warning", 2), (None, None)]
+        first, *more = [(each.level, each.most) for each in fake.replays]
+        # The backlog may come live before it is asked for, and a loop that was held up asks once more.
+        assert first == ("warning", 2) and set(more) <= {(None, None)}
 
 
 async def test_a_lost_newest_event_is_seen_by_the_snapshot(fake: FakeGateway) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,8 @@ class Engine:
         del self.open[name]
         return [RequestOutput("of a call before", None, [], [], True), RequestOutput(name, None, [int(name)], [], True)]
 
-    def abort_request(self, name: str) -> None:
-        self.aborted.append(name)
+    def abort_request(self, names: Iterable[str]) -> None:
+        self.aborted += names
 
 
 @pytest.fixture
