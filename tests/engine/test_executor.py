@@ -191,7 +191,8 @@ def test_orders_of_a_fork_server_that_has_ended_are_not_those_of_the_next(module
         assert until(lambda: executor.poll()[1].generation == 2, 30)
         first, second = executor.poll()
         assert first.detail == "the fork server ended: killed by SIGKILL"
-        assert "--stage 1 --rank 0 --generation 2" in Path(f"/proc/{second.pid}/cmdline").read_text()
+        words = Path(f"/proc/{second.pid}/cmdline")  # those of the fork server, until it has set its own
+        assert until(lambda: "--stage 1 --rank 0 --generation 2" in words.read_text(), 10)
     finally:
         executor.stop(0.0)
 
