@@ -144,7 +144,7 @@ def test_a_call_that_is_interrupted_while_it_adds_requests_ends_them(at, monkeyp
 
 
 class OneCallAtATime:
-    """An engine whose `step` gives whatever has ended to the thread that calls it, as an engine has one queue."""
+    """An engine whose `step` gives all outputs that have ended to the thread that calls it: it has one queue."""
 
     def __init__(self):
         self.ended, self.count = [], 0

@@ -1,4 +1,4 @@
-"""Parts of a card's memory add up, whatever grew meanwhile."""
+"""Parts of a card's memory add up, also of those that grew meanwhile."""
 
 from __future__ import annotations
 

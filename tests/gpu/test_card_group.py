@@ -68,7 +68,7 @@ def levels(call: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
 class Member:
     """One rank."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, part_bytes: int = 1) -> None:
         self.folder, self.rank = folder, rank
         self.driver = Driver(rank % torch.cuda.device_count())
         self.device = self.driver.device
@@ -77,7 +77,7 @@ class Member:
         self.page = DevicePage(folder / f"page{rank}")
         self.sampling = DeviceSampling(300, self.device)
         self.sampling.set([0, 16], [Parameters(banned=range(0, SIZE * COLUMNS, 1000), banned_until=9)] * 2)
-        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, 1, self.page)
+        self.group = CardGroup(self.driver, uuid, Place(0, rank), SIZE, folder, self.compute, part_bytes, self.page)
 
     def join(self, generation: int) -> None:
         book = FolderBook(self.folder, generation)
@@ -220,8 +220,9 @@ class Member:
             for _ in range(late.choice((0, 0, 1, 3))):
                 busy = busy @ busy * 0
             dtype, rows = TYPES[call % 3], (1, 2, 16, 64, 200)[call % 5]
-            for width in (64, 128, 256, 1024, 4096):
-                both = torch.randn(2, rows, width, generator=draw, device=self.device).to(dtype)
+            large = 4096, 2100 if call % 40 == 0 else 9  # the former in two shots
+            for width, count in (*((width, rows) for width in (64, 128, 256, 1024)), large):
+                both = torch.randn(2, count, width, generator=draw, device=self.device).to(dtype)
                 found = self.group.all_reduce(both[self.rank].clone(), 0)
                 wrong[0] += (found != (both[0].float() + both[1].float()).to(dtype)).sum()
             both = torch.randn(3, rows, 1024, generator=draw, device=self.device).to(torch.bfloat16)
@@ -329,7 +330,7 @@ class Member:
 
 
 def live(folder: Path, rank: int, what: str) -> None:
-    member = Member(folder, rank)
+    member = Member(folder, rank, 2**25 if what == "many" else 1)
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     if what == "captured":
         member.captured()
