@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ppengine.common.back_off import pause_s
+
 FIRST_S, MOST_S = 0.5, 15.0
 """Seconds until the second try; each further one doubles them, up to the most."""
-DOUBLINGS = 5
-"""Doublings of the first that bring them above the most."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class StartTries:
             self._since = now
         if self._due is None:
             self.count += 1
-            self._due = now + min(MOST_S, FIRST_S * 2 ** min(self.count - 1, DOUBLINGS))
+            self._due = now + pause_s(FIRST_S, MOST_S, self.count)
 
     def begun(self) -> None:
         """Note that the next try is under way."""

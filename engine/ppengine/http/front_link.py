@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -35,8 +34,6 @@ from ppengine.protocol.offline import (
 )
 from ppengine.protocol.token_ids import compact_if_good
 from ppengine.protocol.verbs import Submit
-
-log = logging.getLogger("ppengine.http")
 
 WAIT_MS = 1000
 """Milliseconds after which the core answers `Follow` without news."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,8 +16,6 @@ from ppengine.http.client_stats import Call
 from ppengine.http.connection import ends_with_connection, transport_of
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
-
-log = logging.getLogger("ppengine.http")
 
 BODY_MOST = 16 * 2**20
 """Most bytes of a request's body."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from ppengine.common.back_off import pause_s
 from ppengine.core.scheduler.request import Request
 from ppengine.core.tiers.backends import Backends
 from ppengine.core.tiers.chunks import Chunk
@@ -28,8 +29,6 @@ FAILURES_MOST = 3
 """Questions without an answer in a row, until none is asked for a while."""
 REST_S, REST_MOST_S = 2.0, 60.0
 """Seconds of that while: they double up to the most."""
-DOUBLINGS = 5
-"""Doublings of the first that bring them above the most."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +139,7 @@ class PrefixFinder:
         elif search in self._open and search.request in pools.scheduler.queues.aside:
             self._failures += 1
             if self._failures >= FAILURES_MOST:
-                rest_s = min(REST_S * 2 ** min(self._failures - FAILURES_MOST, DOUBLINGS), REST_MOST_S)
+                rest_s = pause_s(REST_S, REST_MOST_S, self._failures - FAILURES_MOST + 1)
                 self._rest_until = self._clock() + rest_s
         if self._open.pop(search, None) is not None:
             why = answer.error if isinstance(answer, Found) else job.why
