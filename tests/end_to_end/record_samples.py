@@ -68,13 +68,13 @@ class Overlay:
         """Seconds since the incident; negative before."""
         return time.monotonic() - self._began - AT_S
 
-    def told(self) -> list[Finding]:
+    def aged_findings(self) -> list[Finding]:
         """The findings with their ages of now."""
         return [msgspec.structs.replace(each, since_s=round(self.age_s, 2)) for each in self.findings]
 
     def verdicts(self) -> list[Verdict]:
         """What the diagnosis makes of them."""
-        return found(Case(SimpleNamespace(findings=self.told()), Graph({}), []))
+        return found(Case(SimpleNamespace(findings=self.aged_findings()), Graph({}), []))
 
     def take(self, update: Update) -> None:
         """Write one update with what is added."""
@@ -152,7 +152,7 @@ async def _keep(link: EngineLink, recorder: Recorder, overlay: Overlay) -> None:
     kept = FaultDetail(number=1, wall=time.time(), verdict=verdict, waits=picture.waits, retired=retired, rings=rings)
     recorder.write_detail("fault", kept)
     while overlay.age_s < SECONDS:
-        recorder.write_detail("findings", FindingsDetail(findings=overlay.told()))
+        recorder.write_detail("findings", FindingsDetail(findings=overlay.aged_findings()))
         await asyncio.sleep(1.0)
 
 

@@ -62,23 +62,23 @@ def changed(folder: Path, weight: str, change: Callable[[torch.Tensor], object])
         kept.replace(file)
 
 
-def told(op: Operator) -> list[Event]:
-    """Return the findings that were told as events."""
+def finding_events(op: Operator) -> list[Event]:
+    """Return the findings that were reported as events."""
     return [event for event in op.events if event.kind.startswith("check.")]
 
 
 async def finding(op: Operator, cause: str) -> Event:
-    """Return the first finding of a cause once it is told."""
+    """Return the first finding of a cause once it is reported."""
     async with asyncio.timeout(20):
         while True:
-            for event in told(op):
+            for event in finding_events(op):
                 if event.kind == f"check.{cause}":
                     return event
             await asyncio.sleep(0.05)
 
 
 async def drawn_anew(op: Operator) -> LedgerDetail:
-    """Return the ledgers as every stage has drawn them since this call; what it found until then it told before."""
+    """Return the ledgers as every stage has drawn them since this call; what it found until then it reported before."""
     since = time.monotonic()
     async with asyncio.timeout(20):
         while True:
@@ -121,7 +121,7 @@ async def test_switched_on_and_off_under_load_with_the_same_tokens(engine: Serve
             assert {"thread main", f"stage {(ledger.stage + 1) % STAGES}"} <= ends, ends
             assert ledger.buffers
             assert ledger.findings == []
-        assert told(op) == []
+        assert finding_events(op) == []
         assert op.picture.engine.checks.findings == 0
         for check in ("ledger", "finite", "strict"):
             await op.do(SetCheck(check=check, mode="off"))
@@ -172,7 +172,7 @@ async def test_the_reference_agrees_and_ends_with_its_switch(engine: Served) -> 
         while (picture := await op.now()).engine.checks.shadow_compared <= 20:
             await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=60))
         assert picture.engine.checks.shadow_state == "ready"
-        assert told(op) == []
+        assert finding_events(op) == []
         (shadow,) = children_named("ppengine.shadow", engine.pids["core"])
         await op.do(SetCheck(check="shadow", mode="off"))
         wait_until(lambda: not session(shadow), "the reference has ended")

@@ -94,7 +94,7 @@ class ChatWorld(CoreWorld):
 
     def over(self, name):
         """Return whether a command has its one end."""
-        ends = [answer for answer in self.told(name) if isinstance(answer, Outcome | Refused)]
+        ends = [answer for answer in self.answers_to(name) if isinstance(answer, Outcome | Refused)]
         assert len(ends) <= 1, ends
         return bool(ends)
 

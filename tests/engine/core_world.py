@@ -266,20 +266,20 @@ class CoreWorld:
         self._count += 1
         name = f"c{self._count}"
         self.engine.commands.handle(client, Command(id=name, epoch="epoch", verb=verb, by="eve", **fields))
-        return self.told(name)
+        return self.answers_to(name)
 
-    def told(self, name):
+    def answers_to(self, name):
         """Return the answers to the command `name`."""
         return [message for _, message in self.answers if getattr(message, "id", "") == name]
 
     def set_memory(self, utilization):
-        """Ask for `utilization`; return the command's id, for `told`."""
+        """Ask for `utilization`; return the command's id, for `answers_to`."""
         self.say(SetMemory(utilization=utilization))
         return f"c{self._count}"
 
     def last(self, name):
         """Return the newest answer to the command `name`."""
-        return self.told(name)[-1]
+        return self.answers_to(name)[-1]
 
     def check(self):
         """Raise AssertionError on a broken invariant, or where what is mapped and what is given out differ."""

@@ -62,7 +62,7 @@ def serves(world):
 
 def test_a_chat_is_queued_by_the_tokens_of_its_template(world):
     name = world.chat("hi")
-    assert [type(answer) for answer in world.told(name)] == [Accepted], "the core does not wait for the process"
+    assert [type(answer) for answer in world.answers_to(name)] == [Accepted], "the core does not wait for the process"
     end = world.end_of(name)
     assert (end.state, end.text) == ("applied", "3 prompt tokens queued")
     assert world.engine.outputs.get(end.request).prompt_ids.tolist() == tokens_of("hi!"), (
@@ -262,14 +262,14 @@ def test_the_core_goes_on_and_shows_the_wait_while_a_chat_is_with_its_process(wo
         began = time.thread_time()
         world.turn()
         longest = max(longest, time.thread_time() - began)
-        if Deferred in [type(answer) for answer in world.told(name)] and not deferred:
+        if Deferred in [type(answer) for answer in world.answers_to(name)] and not deferred:
             deferred = True
             operation = world.engine.reporter.build().operations[0]
             assert (operation.verb, operation.state) == ("submit", "deferred")
             assert operation.progress == "waits for its chat template"
             serves(world)
             os.kill(pid, signal.SIGCONT)
-    assert [type(answer) for answer in world.told(name)] == [Accepted, Deferred, Outcome], "one progress, one end"
+    assert [type(answer) for answer in world.answers_to(name)] == [Accepted, Deferred, Outcome], "one progress, one end"
     assert longest < 0.5
 
 

@@ -266,7 +266,7 @@ def test_a_console_submits_and_is_refused(shared: GrammarWorld) -> None:
         shared.now += 1
         shared.say(Submit(prompt_token_ids=[5], sampling=sampling))
         name = f"c{shared._count}"
-        shared.until(lambda name=name: isinstance(shared.told(name)[-1], Outcome | Refused), "an end")
+        shared.until(lambda name=name: isinstance(shared.answers_to(name)[-1], Outcome | Refused), "an end")
         assert isinstance(shared.last(name), kind)
     shared.until(lambda: not shared.engine.requests.live(), "the request ends")
 

@@ -49,7 +49,7 @@ def on_a_gpu(world, stage):
     record.ready = msgspec.structs.replace(record.ready, device_kind="cuda")
 
 
-def told(world):
+def finding_texts(world):
     return [finding.summary for finding in world.engine.reporter.build().findings]
 
 
@@ -57,7 +57,7 @@ def test_a_switch_is_one_step_and_ends_when_every_stage_has_retired_it(world):
     world.say(SetCheck(check="ledger"))
     step = world.steps[-1]
     assert (step.checks, step.rows) == (Check.LEDGER, [])
-    assert [type(answer) for answer in world.told("c1")] == [Accepted]
+    assert [type(answer) for answer in world.answers_to("c1")] == [Accepted]
     world.retire()
     end = world.last("c1")
     assert isinstance(end, Outcome)
@@ -158,28 +158,28 @@ def test_findings_are_reported_with_their_age_and_told_once(world):
     tell(world, 1, Check.LEDGER, ("first", 0))
     tell(world, 1, Check.LEDGER, ("first", 0), ("second", 0))
     tell(world, 1, Check.LEDGER, ("first", 0), ("second", 0))
-    assert told(world) == ["first", "second"]
+    assert finding_texts(world) == ["first", "second"]
     assert world.engine.reporter.build().findings[0].since_s >= 1.0
     assert [event.text for event in world.events if event.kind == "check.stream_order"] == ["first", "second"]
     assert world.engine.reporter.build().engine.checks.findings == 2
     tell(world, 1, Check.LEDGER)
-    assert told(world) == []
+    assert finding_texts(world) == []
 
 
 def test_of_values_that_are_not_finite_the_first_stage_is_told(world):
     """Stage 2 got in step 9 what stage 1 had made in step 9; what stage 0 does in step 12 is another matter."""
     tell(world, 2, Check.FINITE, ("stage 2 has it from stage 1", 9))
     tell(world, 1, Check.FINITE, ("stage 1 makes it", 9))
-    assert told(world) == ["stage 1 makes it"]
+    assert finding_texts(world) == ["stage 1 makes it"]
     tell(world, 0, Check.FINITE, ("stage 0 makes it later", 12))
-    assert sorted(told(world)) == ["stage 0 makes it later", "stage 1 makes it"]
+    assert sorted(finding_texts(world)) == ["stage 0 makes it later", "stage 1 makes it"]
 
 
 def test_what_an_older_generation_found_does_not_count(world):
     message = StageFindings(generation=99, stage=0, rank=0, check=1, findings=[], steps=[])
     finding = Finding(stage=0, cause="stream_order", summary="old", since_s=0.0)
     world.engine.on_stage(msgspec.structs.replace(message, findings=[finding], steps=[0]))
-    assert told(world) == []
+    assert finding_texts(world) == []
 
 
 def test_stages_that_begin_anew_are_told_what_is_on(world):
@@ -189,7 +189,7 @@ def test_stages_that_begin_anew_are_told_what_is_on(world):
     world.steps.clear()  # Lost with a stage, and its step with it.
     world.engine.checks.restate(world.scheduler)
     assert world.steps[-1].checks == Check.FINITE | Check.LEDGER
-    assert told(world) == []
+    assert finding_texts(world) == []
 
 
 def test_the_ledger_says_how_old_it_is(world):
@@ -252,7 +252,7 @@ def shadow_on(world, share):
     """Switch the shadow check on with a reference that is ready; return the command's id."""
     world.say(SetCheck(check="shadow", share=share))
     name = f"c{world._count}"
-    assert [type(answer).__name__ for answer in world.told(name)] == ["Accepted", "Deferred"]
+    assert [type(answer).__name__ for answer in world.answers_to(name)] == ["Accepted", "Deferred"]
     world.engine.on_stage(ShadowReady(weights_bytes=1))
     assert world.last(name).state == "applied"
     return name
@@ -297,10 +297,10 @@ def test_a_difference_is_a_finding_until_it_is_switched_off(world, children):
     finding = Finding(stage=None, cause="mismatch", summary="request r: token 5 at position 4", since_s=0.0)
     for _ in range(2):
         world.engine.on_stage(ShadowAnswer(nonce=1, compared=1, difference=finding))
-    assert told(world) == ["request r: token 5 at position 4"]
+    assert finding_texts(world) == ["request r: token 5 at position 4"]
     assert [event.text for event in world.events if event.kind == "check.mismatch"] == [finding.summary]
     assert switch(world, "shadow", "off").state == "applied"
-    assert told(world) == []
+    assert finding_texts(world) == []
     assert children[0].code == -9
     assert world.engine.reporter.build().engine.checks.shadow == 0.0
 

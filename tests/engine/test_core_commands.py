@@ -396,7 +396,7 @@ def test_a_drain_shows_how_far_it_is_and_tells_its_client_now_and_then():
         world.retire() if world.steps else world.engine.advance()
         seen.update(info.progress for info in world.engine.operations.infos() if info.state == "deferred")
     assert len(seen) > 10
-    kinds = [type(answer).__name__ for answer in world.told(name)]
+    kinds = [type(answer).__name__ for answer in world.answers_to(name)]
     assert kinds[:2] == ["Accepted", "Deferred"]
     assert kinds[-1] == "Outcome"
     assert len(kinds) < len(seen)

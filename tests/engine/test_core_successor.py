@@ -460,7 +460,7 @@ def test_settings_are_as_they_were() -> None:
     assert any(step.checks == fresh.engine.checks.flags for step in fresh.steps)
     fresh.run()
     fresh.say(Resume())
-    assert fresh.told("c6")[-1].op == "op-6", "operations are numbered on"  # type: ignore[attr-defined]
+    assert fresh.answers_to("c6")[-1].op == "op-6", "operations are numbered on"  # type: ignore[attr-defined]
 
 
 def test_a_command_counts_once_and_its_answers_are_kept() -> None:
@@ -471,9 +471,9 @@ def test_a_command_counts_once_and_its_answers_are_kept() -> None:
     fresh.engine.commands.handle(
         b"g", Command(id="c1", epoch="epoch", by="eve", verb=Submit(prompt_token_ids=[1, 2, 3], request="a"))
     )  # fmt: skip
-    assert fresh.told("c1") == world.told("c1") and len(fresh.engine.requests.live()) == 1
+    assert fresh.answers_to("c1") == world.answers_to("c1") and len(fresh.engine.requests.live()) == 1
     replies, unknown = fresh.engine.answers.of(["c1", "c9"])
-    assert replies == world.told("c1") and unknown == ["c9"]
+    assert replies == world.answers_to("c1") and unknown == ["c9"]
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -512,7 +512,7 @@ def test_an_open_command_has_one_end(verb: Verb) -> None:
     assert not any(isinstance(reply, Outcome) for reply in world.say(verb))
     fresh = follow(follow(world, meet=False))
     fresh.run()
-    ends = [reply for reply in fresh.told("c2") if isinstance(reply, Outcome | Refused)]
+    ends = [reply for reply in fresh.answers_to("c2") if isinstance(reply, Outcome | Refused)]
     assert [(end.state, end.op) for end in ends if isinstance(end, Outcome)] == [("applied", "op-2")], ends
     assert fresh.engine.answers.of(["c2"])[0][-1] == ends[-1]
 
@@ -577,7 +577,7 @@ def test_anything_may_happen_before_and_between_the_ends_of_cores(seed: int) -> 
                     SetMemory(utilization=draw.choice([0.3, 0.5])),
                 ])  # fmt: skip
                 world.say(verb)
-                if isinstance(verb, Abort) and not isinstance(world.told(f"c{world._count}")[-1], Refused):
+                if isinstance(verb, Abort) and not isinstance(world.answers_to(f"c{world._count}")[-1], Refused):
                     aborted.add(name)
             world.engine.advance()
             world.engine.commit()
@@ -601,7 +601,9 @@ def test_anything_may_happen_before_and_between_the_ends_of_cores(seed: int) -> 
         assert len(tokens) == count or name in aborted, (name, count, tokens)
     opened = [reply.id for _, reply in world.answers if isinstance(reply, Accepted)]
     for name in opened:
-        assert sum(isinstance(reply, Outcome | Refused) for reply in world.told(name)) == 1, world.told(name)
+        assert sum(isinstance(reply, Outcome | Refused) for reply in world.answers_to(name)) == 1, world.answers_to(
+            name
+        )
     assert old.engine.operations.count <= world.engine.operations.count and not world.engine.operations.live
 
 

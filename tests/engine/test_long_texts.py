@@ -62,7 +62,7 @@ def test_a_long_prompt_comes_back_as_tokens_and_a_short_one_never_leaves(world):
     assert prompt_of(world, submit(world, "short")) == [1, *(ord(letter) % 100 for letter in "short")]
     assert renderers() == []
     name = submit(world, LONG)
-    assert [type(answer) for answer in world.told(name)] == [Accepted], "the core does not wait"
+    assert [type(answer) for answer in world.answers_to(name)] == [Accepted], "the core does not wait"
     assert prompt_of(world, name) == [world.begin, *ids_of(LONG)]
 
 

@@ -110,7 +110,7 @@ def test_one_plan_has_the_sums_and_one_outcome_the_counts():
     accepted = world.say(many(Abort, [*names, "r9"]))[0]
     assert [info.verb for info in world.engine.operations.infos() if info.state == "deferred"] == ["abort 7 requests"]
     world.run()
-    kinds = [type(answer) for answer in world.told(accepted.id)]
+    kinds = [type(answer) for answer in world.answers_to(accepted.id)]
     assert kinds[0] is Accepted and kinds[-1] is Outcome and kinds.count(Outcome) == 1 and Deferred in kinds
     end = world.last(accepted.id)
     assert (end.state, end.text) == ("applied", "6 of 7 requests; not: r9")
@@ -250,7 +250,7 @@ def test_many_waiting_requests_are_aborted_in_slices_between_steps():
     world.say(Abort(request=f"r{count - 1}"))
     world.retire()
     assert live(world) == 1 and not world.engine.unfinished
-    (outcome,) = [each for each in world.told(answers[0].id) if isinstance(each, Outcome)]
+    (outcome,) = [each for each in world.answers_to(answers[0].id) if isinstance(each, Outcome)]
     assert outcome.state == "applied" and outcome.text.startswith(f"{count - 1} of {count} requests; not: r{count - 1}")
     assert [each.code for each in outcome.conflicts] == ["NOT_FOUND"], "it ended by another verb meanwhile"
 
@@ -266,7 +266,7 @@ def test_pause_abort_and_an_offline_session_abort_in_slices():
         world.engine.advance()
         turns += 1
     assert turns == 3, "those of the running one and of three slices"
-    outcome = world.told(answers[0].id)[-1]
+    outcome = world.answers_to(answers[0].id)[-1]
     assert outcome.state == "applied" and outcome.text.startswith(f"abort {3 * SLICE + 1} requests")
     world.run()
     assert live(world) == 0 and {each.text for each in world.events if each.request == "later"} == {
@@ -283,9 +283,9 @@ def test_two_verbs_on_many_share_the_slice_of_a_turn():
     world = crowd(3 * SLICE)
     first = world.say(many(Abort, [f"r{number}" for number in range(2 * SLICE)]))[0].id
     second = world.say(many(Priority, [f"r{number}" for number in range(2 * SLICE, 3 * SLICE)], priority=-1))[0].id
-    assert any(isinstance(each, Outcome) for each in world.told(second)), "it fits the turn of its message"
+    assert any(isinstance(each, Outcome) for each in world.answers_to(second)), "it fits the turn of its message"
     world.engine.advance()
-    assert any(isinstance(each, Outcome) for each in world.told(first)) and live(world) == 1 + SLICE
+    assert any(isinstance(each, Outcome) for each in world.answers_to(first)) and live(world) == 1 + SLICE
 
 
 def test_a_session_ends_continuations_at_its_stop_text():

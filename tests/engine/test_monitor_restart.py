@@ -80,7 +80,7 @@ class Rig:
     def evidence(self) -> StageEvidence:
         return self.collector._evidence.stages[1]
 
-    def told(self, kind: str) -> int:
+    def count_of(self, kind: str) -> int:
         return sum(event.kind == kind for event in self.events)
 
 
@@ -115,7 +115,7 @@ def test_a_death_stays_the_verdict_until_the_successor_serves(rig: Rig, monkeypa
     assert rig.first.suggest == f"ppconsole logs --stage 1 (pid {NEW} takes its place in phase serving)"
     monkeypatch.setattr(fault_log, "SHOWN_NS", 0)
     assert rig.roots() == []
-    assert (rig.told("verdict.raised"), rig.told("verdict.cleared")) == (1, 1)
+    assert (rig.count_of("verdict.raised"), rig.count_of("verdict.cleared")) == (1, 1)
     cleared = next(event.text for event in rig.events if event.kind == "verdict.cleared")
     assert re.fullmatch(r"over: dead, reported for \d\.\ds: stage 1 was killed by SIGKILL", cleared), (
         "its time is that of the report, not of the fault"
@@ -205,7 +205,7 @@ def test_a_process_that_was_replaced_on_purpose_is_no_fault(rig: Rig) -> None:
     assert rig.collector.snapshot(1).stages[1].state == "loading"
     rig.look(sample(0), sample(1, pid=NEW))
     assert rig.roots() == []
-    assert (rig.told("verdict.raised"), rig.told("stage.dead")) == (0, 0)
+    assert (rig.count_of("verdict.raised"), rig.count_of("stage.dead")) == (0, 0)
 
 
 @pytest.mark.parametrize("stopping", [True, False])
@@ -214,7 +214,7 @@ def test_the_end_of_a_stage_is_an_event_unless_the_engine_stops(rig: Rig, stoppi
     rig.look(sample(0), sample(1, process_state=None))
     rig.collector.judge(stopping=stopping)
     assert rig.collector.snapshot(1).stages[1].state == "dead"
-    assert rig.told("stage.dead") == (not stopping)
+    assert rig.count_of("stage.dead") == (not stopping)
 
 
 def test_a_stage_that_is_replaced_for_its_words_was_not_killed(rig: Rig) -> None:
@@ -234,7 +234,7 @@ def test_an_exit_after_last_words_is_the_same_end(rig: Rig) -> None:
     rig.exits(exit_code=1, detail="exit code 1")
     assert rig.roots() == [(1, "crashed")]
     assert rig.first.summary == f"stage 1 exited with code 1: {WORDS}"
-    assert rig.told("verdict.raised") == 1
+    assert rig.count_of("verdict.raised") == 1
 
 
 def test_a_signal_is_not_repeated_as_last_words(rig: Rig) -> None:
@@ -251,7 +251,7 @@ def test_last_words_are_told_for_a_while_though_another_process_serves(rig: Rig,
     assert rig.roots() == [(1, "crashed")]
     assert WORDS in rig.first.summary and f"pid {NEW} takes its place" in rig.first.suggest
     assert rig.evidence.pid == 1001, "what is told is of the one that said so"
-    assert rig.roots() == [(1, "crashed")] and rig.told("verdict.raised") == 1
+    assert rig.roots() == [(1, "crashed")] and rig.count_of("verdict.raised") == 1
     monkeypatch.setattr(fault_log, "SHOWN_NS", 0)
     assert rig.roots() == []
     rig.says(generation=2, words="its own", pid=NEW)
@@ -284,7 +284,7 @@ def test_the_gateway_had_no_turn_while_a_stage_died_and_was_back(rig: Rig, monke
     rig.look(sample(0), sample(1, pid=NEW))
     assert rig.roots() == [(1, "crashed")]
     assert rig.first.since_s == pytest.approx(60.0, abs=5.0)
-    assert rig.roots() == [(1, "crashed")] and rig.told("verdict.raised") == 1
+    assert rig.roots() == [(1, "crashed")] and rig.count_of("verdict.raised") == 1
 
 
 def test_the_end_of_a_process_that_was_never_seen_is_told(rig: Rig) -> None:
