@@ -98,9 +98,8 @@ class Batcher:
         share = -(-(len(queues.running) - len(queues.prefilling)) // self._stages)
         left, budget = min(share, self._budget, len(ready)), self._budget
         again: list[Request] = []
-        while left > 0 and budget > 0 and ready and ready.oldest_step <= newest:
+        while left > 0 and budget > 0 and (request := ready.pop(newest)) is not None:
             left -= 1
-            request = ready.pop()
             request.queued = False
             if request.constrained and not request.may_sample(max_pending):
                 continue  # It was queued when its masks still came in time.

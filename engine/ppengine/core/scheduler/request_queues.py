@@ -32,11 +32,6 @@ class ReadyQueue:
     def __contains__(self, request: Request) -> bool:
         return request in self._by_step.get(request.last_step, ())
 
-    @property
-    def oldest_step(self) -> int:
-        """Step number of the first request's last row; the queue must not be empty."""
-        return min(self._by_step)
-
     def append(self, request: Request) -> None:
         """Add a request behind those of the same last step."""
         self._queue_of(request).append(request)
@@ -45,9 +40,11 @@ class ReadyQueue:
         """Add a popped request that got no token, in front of those of the same last step."""
         self._queue_of(request).appendleft(request)
 
-    def pop(self) -> Request:
-        """Remove and return the first request."""
-        step = self.oldest_step
+    def pop(self, newest: int) -> Request | None:
+        """Remove and return the first request; None if its last row was behind step `newest`, or without a request."""
+        step = min(self._by_step, default=newest + 1)
+        if step > newest:
+            return None
         queue = self._by_step[step]
         request = queue.popleft()
         if not queue:
