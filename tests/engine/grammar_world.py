@@ -41,6 +41,8 @@ class GrammarWorld(CoreWorld):
         self._codec_of_grammars = Codec(FromGrammars)
         self.most_sampling: dict[str, int] = {}
         """Most unretired steps that sample, by request."""
+        self.gathered = 0
+        """Messages of masks that called for no turn."""
         self.sampled = 0
         """Tokens that the stages have chosen."""
         super().__init__(
@@ -92,7 +94,11 @@ class GrammarWorld(CoreWorld):
         """Take one turn: messages of the process, advance, retire the oldest step."""
         if self._socket.poll(0 if self.steps else 10):
             name, payload = self._socket.recv_multipart()
-            self.engine.constraints.take(name, self._codec_of_grammars.decode(payload))
+            calls = self.engine.constraints.take(name, self._codec_of_grammars.decode(payload))
+            self.now = max(self.now, time.monotonic())
+            if not calls and self.now < (self.engine.constraints.next_deadline or 0):
+                self.gathered += 1
+                return  # Masks wait for those of other processes, as in the core's loop.
         self.now = max(self.now, time.monotonic())
         self.engine.advance()
         for request in self.scheduler.queues.requests.values():

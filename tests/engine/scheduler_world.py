@@ -111,7 +111,8 @@ class World:
         if request.fence is not None and request.fence.final:
             forced = []
         request.ahead = request.ahead or request.arrival % 2 == 0
-        self.scheduler.masks.take(request, b"%d" % (begin + len(forced)), forced, result)
+        mask = memoryview(b"%d" % (begin + len(forced)))
+        self.scheduler.masks.take_all([(request, mask, forced)], result)
         self.forced += len(result.tokens)
         self.finished += result.finished
         self.verify()

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from core_world import MemoryJournal
 from grammar_world import TOKENIZER, GrammarWorld, constrained
-from ppengine.core import constraints, grammar_process
+from ppengine.core import constraints, grammar_process, mask_processes
 from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.offline import AbortMany
@@ -134,6 +134,33 @@ def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(
     tokens = sum(len(shared.tokens(f"jump{index}")) for index in range(len(forms)))
     assert few < shared.sampled and 0 <= shared.sampled - tokens <= len(forms), "one row at most behind an end"
     shared.check()
+
+
+@pytest.fixture
+def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarWorld]:
+    """A world with three processes for masks, in which none is given up."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3 * mask_processes.CORES)))
+    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    made = GrammarWorld(tmp_path)
+    assert len(made.engine.constraints.masks.processes) == 3
+    yield made
+    made.close()
+
+
+def test_a_step_gets_the_masks_of_several_processes_in_one_turn(
+    spread: GrammarWorld, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "GATHER_S", PATIENT_S)
+    spread.add(*FORMS)
+    assert spread.ended(*NAMES) == texts and spread.gathered > 5
+
+
+def test_masks_do_not_wait_long_for_those_of_another_process(spread: GrammarWorld) -> None:
+    spread.add(*FORMS)
+    spread.until(lambda: spread.gathered, "masks that wait for those of another process")
+    waiting = spread.engine.constraints
+    oldest, due = next(iter(waiting._asked.values())), waiting.next_deadline
+    assert due is not None and due <= oldest + constraints.GATHER_S < oldest + constraints.LATE_S
 
 
 def test_a_process_that_is_killed_changes_no_token(world: GrammarWorld, texts: list[str]) -> None:

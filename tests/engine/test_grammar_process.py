@@ -25,7 +25,7 @@ from ppengine.core.grammar_process import (
 )
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
-from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -101,8 +101,12 @@ class Desk:
     def answer(self, forced: Sequence[int] = ()) -> None:
         numbers = list(self.open)
         self.open.clear()
-        answers = [Answer(number, 0, forced=list(forced)) for number in numbers]
-        self.process.take(self.names[-1], Answers(answers, [MASK]))
+        after = {number: list(forced) for number in numbers if forced}
+        self.take(Answers(numbers, [0] * len(numbers), [memoryview(MASK)], after))
+
+    def take(self, message: Answers) -> None:
+        """Give a message of the child to the process. Asks have no request here, so no mask is returned."""
+        assert self.process.take(self.names[-1], message) == []
 
     def end(self) -> None:
         """End the child and go on with another one."""
@@ -202,22 +206,28 @@ def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        Answer(0, 1),
-        Answer(0, -1),
-        Answer(0, -2, "no match"),
-        Answer(0, 0, "no match"),
-        Answer(0, 0, forced=[5, 6, 7]),
-        Answer(0, -1, "no match", forced=[5]),
-        Answer(0, 0, forced=[5, VOCABULARY]),
-        Answer(0, 0, forced=[-1]),
+        (1, [], ""),
+        (-1, [], ""),
+        (-2, [], "no match"),
+        (0, [], "no match"),
+        (0, [5, 6, 7], ""),
+        (-1, [5], "no match"),
+        (0, [5, VOCABULARY], ""),
+        (0, [-1], ""),
+        (None, [], ""),
     ],
 )
-def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(desk: Desk, bad: Answer) -> None:
+def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(
+    desk: Desk, bad: tuple[int | None, list[int], str]
+) -> None:
+    """An answer is the place of its mask (None: there is no place), forced tokens and an error."""
     desk.ask(1, [4])
     desk.ask(2, [5])
     desk.turn()
-    good, bad.number = desk.open
-    desk.process.take(desk.names[-1], Answers([Answer(good, 0), bad], [MASK]))
+    numbers, (place, forced, error) = list(desk.open), bad
+    places = [0] if place is None else [0, place]
+    after, errors = ({numbers[1]: each} if each else {} for each in (forced, error))
+    desk.take(Answers(numbers, places, [memoryview(MASK)], after, errors))
     assert desk.children[0].code == -9 and not desk.ended, "no answer of such a message is taken"
     desk.now += 2
     assert desk.turn() == [1]
@@ -230,9 +240,9 @@ def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(desk: D
 def test_a_bad_answer_that_nothing_waits_for_ends_its_child_too(desk: Desk) -> None:
     desk.ask(1, [4])
     desk.turn()
-    desk.process.take(desk.names[-1], Answers([Answer(99, 0)], [MASK]))
+    desk.take(Answers([99], [0], [memoryview(MASK)]))
     assert desk.children[0].code is None, "an output that has ended"
-    desk.process.take(desk.names[-1], Answers([Answer(99, 1)], [MASK]))
+    desk.take(Answers([99], [1], [memoryview(MASK)]))
     assert desk.children[0].code == -9
 
 
@@ -241,7 +251,7 @@ def test_a_mask_of_another_length_ends_its_child(desk: Desk, mask: bytes) -> Non
     desk.ask(1, [4])
     desk.turn()
     (number,) = desk.open
-    desk.process.take(desk.names[-1], Answers([Answer(number, 0)], [MASK, mask]))
+    desk.take(Answers([number], [0], [memoryview(MASK), memoryview(mask)]))
     assert desk.children[0].code == -9 and not desk.ended, "a stage would get it"
     desk.now += 2
     assert desk.turn() == [1]
@@ -281,7 +291,7 @@ def test_an_output_whose_answers_are_bad_alone_is_lost(desk: Desk) -> None:
     desk.ask(1, [])
     for _ in range(3):
         assert desk.turn() == [1]
-        desk.process.take(desk.names[-1], Answers([Answer(next(iter(desk.open)), 0)]))
+        desk.take(Answers([next(iter(desk.open))], [0]))
         desk.now += 2
     assert desk.ended[1].error.endswith("(pid 3) has sent a bad answer") and not desk.ended[1].later
 

@@ -26,7 +26,7 @@ class Process:
         self.forgotten.append(matchers)
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.calls.append(name)
+        return lambda *_: self.calls.append(name) or []
 
 
 @pytest.mark.parametrize(

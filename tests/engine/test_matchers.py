@@ -106,9 +106,8 @@ class Output:
         """Return the forced tokens, and those allowed behind them."""
         grammar, self._known = None if self._known else self._grammar, True
         answers = self._matchers.answers([Question(5, self._number, grammar, tokens, [], most)])
-        (answer,) = answers.answers
-        assert not answer.error
-        return answer.forced, allowed(answers.masks[answer.mask])
+        assert answers.numbers == [5] and not answers.errors
+        return answers.forced.get(5, []), allowed(answers.masks[answers.places[0]])
 
 
 @SETTINGS
@@ -157,7 +156,7 @@ def test_a_limit_cuts_what_is_forced_and_held_tokens_are_not(matchers: Matchers)
     assert Output(matchers, grammar).ask([], 2) == (whole[:2], [whole[2]])
     assert Output(matchers, grammar).ask([], len(whole) - 1) == (whole[:-1], [EOS])
     answers = matchers.answers([Question(5, next(_numbers), grammar, whole[:-1], [EOS], 64)])
-    assert not answers.answers[0].forced and allowed(answers.masks[0]) == [EOS], "a held token is not forced"
+    assert not answers.forced and allowed(answers.masks[0]) == [EOS], "a held token is not forced"
 
 
 @SETTINGS

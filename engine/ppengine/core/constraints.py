@@ -6,13 +6,14 @@ does not end takes no masks from other requests.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked
+from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked, Taken
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.core.scheduler import Retirement, Scheduler
@@ -27,6 +28,8 @@ SLOW_S = 10.0
 """Seconds for which outputs that begin are not scheduled ahead, behind a mask of their grammar that came too late."""
 WATCH_S = 0.02
 """Seconds between two looks at the processes, which ask the system: turns come hundreds of times a second."""
+GATHER_S = 0.002
+"""Seconds for which answers of other processes are awaited, so that a step gets its masks in one turn."""
 KEPT_MOST = 1000
 """Grammars whose first mask, or whose error, is kept."""
 FIELD = "structured_outputs"
@@ -46,8 +49,8 @@ class BadGrammarError(ValueError):
 class _Output(NamedTuple):
     """A live request in the process."""
 
-    matcher: int
-    grammar: Grammar
+    ask: Ask
+    """Its question, which is asked again for each token."""
     jumps: bool
     """Whether tokens that the grammar forces need no logits of their own."""
 
@@ -62,9 +65,9 @@ class Constraints:
     _requests: LiveRequests
     _eos: frozenset[int]
     _clock: Callable[[], float]
-    _first: OrderedDict[Grammar, bytes] = field(init=False, default_factory=OrderedDict)
+    _first: OrderedDict[Grammar, memoryview] = field(init=False, default_factory=OrderedDict)
     """First masks of grammars that were compiled, the newest last."""
-    _equal: dict[bytes, bytes] = field(init=False, default_factory=dict)
+    _equal: dict[bytes, memoryview] = field(init=False, default_factory=dict)
     """One object for equal first masks: most schemas begin alike, and a step has each object once."""
     _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
     """Reasons of grammars that were refused: one that takes long is compiled once."""
@@ -77,6 +80,10 @@ class Constraints:
     _forced: Retirement = field(init=False, default_factory=partial(Retirement, 0))
     """Tokens that the message under way forces."""
     _count: int = field(init=False, default=0)
+    _scheduler: Scheduler | None = field(init=False, default=None)
+    """The one whose requests have questions; the core has one as long as it lives."""
+    _gather_until: float | None = field(init=False, default=None)
+    """Time until which taken masks wait for others; None: none does."""
     _watch_at: float = field(init=False, default=0.0)
     """Time of the next look at the processes."""
 
@@ -111,6 +118,7 @@ class Constraints:
 
     def advance(self, scheduler: Scheduler | None) -> None:
         """Ask for the masks that live requests lack, forget those that have ended, and watch the processes."""
+        self._gather_until = None
         if scheduler is not None:
             self.ask(scheduler)
             self._give_up(scheduler)
@@ -127,16 +135,25 @@ class Constraints:
 
     def ask(self, scheduler: Scheduler) -> None:
         """Ask for the masks that live requests lack, and forget those that have ended."""
+        self._scheduler = scheduler
         self._look(scheduler.queues, scheduler)
         self.masks.give()
 
-    def take(self, name: bytes, message: object) -> None:
-        """Take a message of one of the processes."""
+    def take(self, name: bytes, message: object) -> bool:
+        """Take a message of one of the processes; return whether it calls for a turn now."""
         self.checks.take(name, message)
-        self.masks.take(name, message)
+        if taken := self.masks.take(name, message):
+            self._hand_out(taken)
         if self._forced.tokens:
             forced, self._forced = self._forced, Retirement(0)
             self._requests.forced(forced)
+        oldest = next(iter(self._asked.values()), None)
+        scheduler = self._scheduler
+        if not taken or oldest is None or scheduler is None or scheduler.masks.any_complete:
+            return True
+        # Other processes are about to answer for the same step, each in a message of its own.
+        self._gather_until = oldest + GATHER_S
+        return self._clock() >= self._gather_until
 
     def take_malformed(self, name: bytes, fault: str) -> None:
         """End the process that has sent a message which cannot be decoded."""
@@ -145,9 +162,11 @@ class Constraints:
 
     @property
     def next_deadline(self) -> float | None:
-        """Time of the clock at which a step gives up a mask; None if none is open."""
+        """Time of the clock at which a turn is due for the open questions; None if there is none."""
         oldest = next(iter(self._asked.values()), None)
-        return None if oldest is None else oldest + LATE_S
+        if oldest is None:
+            return None
+        return min(oldest + LATE_S, self._gather_until or math.inf)
 
     def close(self) -> None:
         """End the processes."""
@@ -159,13 +178,14 @@ class Constraints:
         if queues.unconstrained:
             ended, queues.unconstrained = queues.unconstrained, []
             gone = [self._outputs.pop(request) for request in ended if request in self._outputs]
-            self.masks.forget([output.matcher for output in gone])
+            self.masks.forget([output.ask.matcher for output in gone])
             for request in ended:
                 self._asked.pop(request, None)
         if queues.unmasked:
             lacking, queues.unmasked = queues.unmasked, {}
+            now = self._clock()
             for request in lacking:
-                self._want(scheduler, request)
+                self._want(scheduler, request, now)
 
     def _give_up(self, scheduler: Scheduler) -> None:
         """Let steps go on without masks that take long: free rows wait for them, too."""
@@ -174,49 +194,58 @@ class Constraints:
         while (request := next(iter(self._asked), None)) is not None and self._asked[request] <= due:
             del self._asked[request]
             scheduler.masks.give_up(request)
-            self._slow[self._outputs[request].grammar] = now
+            self._slow[self._outputs[request].ask.grammar] = now
             if len(self._slow) > KEPT_MOST:
                 self._slow.popitem(last=False)
 
-    def _want(self, scheduler: Scheduler, request: Request) -> None:
-        output, held = self._output(request), self._held(request)
-        if not request.output_ids and not held and (first := self._first.get(output.grammar)) is not None:
-            scheduler.masks.take(request, first, (), self._forced)
+    def _want(self, scheduler: Scheduler, request: Request, now: float) -> None:
+        output = self._outputs.get(request) or self._open(scheduler, request)
+        ask, sampling, outputs = output.ask, request.sampling, len(request.output_ids)
+        held = self._held(request) if outputs < sampling.min_tokens or sampling.ignore_eos else ()
+        if not outputs and not held and (first := self._first.get(ask.grammar)) is not None:
+            scheduler.masks.take_all([(request, first, ())], self._forced)
             # It is compiled while the prompt is computed.
-            self.masks.expect(output.matcher, output.grammar)
+            self.masks.expect(ask.matcher, ask.grammar)
             return
-        outputs, most = len(request.output_ids), 0
+        ask.held, ask.forced_most = held, 0
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
-        if output.jumps and outputs and outputs >= request.sampling.min_tokens:
-            most = min(FORCED_MOST, request.max_tokens - outputs)
-        self._asked[request] = self._clock()
-        end = partial(self._end, scheduler, request)
-        self.masks.ask(Ask(output.matcher, output.grammar, request.output_ids, held, end, most))
+        if output.jumps and outputs and outputs >= sampling.min_tokens:
+            ask.forced_most = min(FORCED_MOST, request.max_tokens - outputs)
+        self._asked[request] = now
+        self.masks.ask(ask)
 
-    def _end(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
-        """Take the answer to the question of a request."""
+    def _hand_out(self, taken: list[Taken]) -> None:
+        """Give masks to their requests."""
+        scheduler, asked = self._scheduler, self._asked
+        assert scheduler is not None, "its questions come from one"
+        for request, _, _ in taken:
+            asked.pop(request, None)
+        scheduler.masks.take_all(taken, self._forced)
+
+    def _fail(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
+        """Take the reason why a request gets no mask, or none now."""
         self._asked.pop(request, None)
         if request.finished:
             return
         if masked.later:
             scheduler.queues.unmasked[request] = None
-        elif masked.error:
+        else:
             request.loss = f"structured output: {masked.error}"
             scheduler.retirement.finish(request.id, "lost")
             self._requests.ended(request)
-        else:
-            scheduler.masks.take(request, masked.mask, masked.forced, self._forced)
 
-    def _output(self, request: Request) -> _Output:
-        output = self._outputs.get(request)
-        if output is None:
-            grammar = _grammar(request.sampling)
-            assert grammar is not None
-            self._count += 1
-            output = self._outputs[request] = _Output(self._count, grammar, _jumps(request.sampling))
-            slow = self._clock() - self._slow.get(grammar, -SLOW_S) < SLOW_S
-            # The stage that samples counts tokens for adjustments, those that are dropped too.
-            request.ahead = not request.sampling.adjusts and not slow
+    def _open(self, scheduler: Scheduler, request: Request) -> _Output:
+        """Return the output of a request that is new here."""
+        grammar = _grammar(request.sampling)
+        assert grammar is not None
+        self._count += 1
+        fail = partial(self._fail, scheduler, request)
+        ask = Ask(self._count, grammar, request.output_ids, (), fail, request=request)
+        output = _Output(ask, _jumps(request.sampling))
+        self._outputs[request] = output
+        slow = self._clock() - self._slow.get(grammar, -SLOW_S) < SLOW_S
+        # The stage that samples counts tokens for adjustments, those that are dropped too.
+        request.ahead = not request.sampling.adjusts and not slow
         return output
 
     def _held(self, request: Request) -> Sequence[int]:
@@ -229,7 +258,8 @@ class Constraints:
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
         if masked.mask:
-            self._first[grammar] = self._equal.setdefault(masked.mask, masked.mask)
+            mask = bytes(masked.mask)  # The message that it came in has others.
+            self._first[grammar] = self._equal.setdefault(mask, memoryview(mask))
             if len(self._first) > KEPT_MOST:
                 self._first.popitem(last=False)
             if len(self._equal) > KEPT_MOST:

@@ -11,13 +11,15 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from ppengine.common.child_process import Child, spawn
 from ppengine.common.one_line import one_line
+from ppengine.core.scheduler.request import Request
 from ppengine.protocol.frames import encode
-from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions
+from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions
 from ppengine.protocol.structured_outputs import Grammar
 
 log = logging.getLogger("ppengine.core")
@@ -42,12 +44,13 @@ WAITING_MOST = 1024
 """Grammars that wait to be compiled; later ones are refused."""
 ENDS_MOST = 2
 """Processes that end with one question alone, until the question is to blame."""
+_NONE: Sequence[int] = ()
 
 
 class Masked(NamedTuple):
     """Answer to a question: a mask, or the reason why there is none."""
 
-    mask: bytes = b""
+    mask: memoryview = memoryview(b"")
     error: str = ""
     later: bool = False
     """Whether it may be asked again later: the grammar is not at fault."""
@@ -68,6 +71,8 @@ class Ask:
     end: Callable[[Masked], None]
     forced_most: int = 0
     """Most tokens to take that the grammar forces."""
+    request: Request | None = None
+    """The output; its masks are returned by `take` and do not go to `end`."""
     given_at: float = 0.0
     compiles: bool = False
     """Whether the process may have to compile its grammar."""
@@ -75,6 +80,10 @@ class Ask:
     """Whether a process has ended while it was open."""
     ends: int = 0
     """Processes that have ended with this question alone."""
+
+
+Taken = tuple[Request, memoryview, Sequence[int]]
+"""An output, its mask, and the tokens in front of it that its grammar forces."""
 
 
 @dataclass(eq=False)
@@ -150,18 +159,20 @@ class GrammarProcess:
         if known and self._ready:
             self._send(self._name, encode(Forget(known)))
 
-    def take(self, name: bytes, message: object) -> None:
-        """Take a message of the child; those of earlier children are dropped. A bad one ends the child."""
+    def take(self, name: bytes, message: object) -> list[Taken]:
+        """Take a message of the child; those of earlier children are dropped. A bad one ends the child.
+
+        Return the masks of outputs.
+        """
         if self._child is None or name != self._name:
-            return
+            return []
         if isinstance(message, GrammarsReady):
             self._ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
-            if not self._good(message):
-                self._lose("has sent a bad answer")
-                return
-            for answer in message.answers:
-                self._end(answer, message.masks[answer.mask] if answer.mask >= 0 else b"")
+            if self._good(message):
+                return self._end(message)
+            self._lose("has sent a bad answer")
+        return []
 
     def take_malformed(self, name: bytes, fault: str) -> None:
         """End the child if it has sent a message that cannot be decoded."""
@@ -198,11 +209,11 @@ class GrammarProcess:
 
     def _give(self) -> None:
         """Send the questions that wait: all of them, but not too many new grammars, and suspects alone."""
-        if any(ask.suspect for ask in self._given.values()):
-            return
+        if any(ask.suspect for ask in islice(self._given.values(), 1)):
+            return  # It is alone.
         questions: list[Question] = []
-        now = self._clock()
-        compiles = sum(ask.compiles for ask in self._given.values())
+        now, known = self._clock(), self._known
+        compiles: int | None = None
         left: deque[Ask] = deque()
         while self._waiting:
             ask = self._waiting.popleft()
@@ -213,12 +224,15 @@ class GrammarProcess:
                 else:
                     questions.append(self._question(ask, now))
                 break
-            ask.compiles = ask.matcher not in self._known and ask.grammar not in self._compiled
-            if ask.compiles and compiles >= max(COMPILES_MOST, 2 * self._threads):
-                left.append(ask)
-            else:
-                compiles += ask.compiles
-                questions.append(self._question(ask, now))
+            ask.compiles = ask.matcher not in known and ask.grammar not in self._compiled
+            if ask.compiles:
+                if compiles is None:
+                    compiles = sum(open_ask.compiles for open_ask in self._given.values())
+                if compiles >= max(COMPILES_MOST, 2 * self._threads):
+                    left.append(ask)
+                    continue
+                compiles += 1
+            questions.append(self._question(ask, now))
         left.extend(self._waiting)
         self._waiting = left
         if questions:
@@ -237,39 +251,50 @@ class GrammarProcess:
 
     def _good(self, message: Answers) -> bool:
         """Return whether a stage can use all masks of a message, and its answers fit their questions."""
-        size = 4 * -(-self._vocabulary // 32)
-        if any(len(mask) != size for mask in message.masks):
+        size, places, errors = 4 * -(-self._vocabulary // 32), message.places, message.errors
+        if len(places) != len(message.numbers) or any(len(mask) != size for mask in message.masks):
             return False
-        return all(self._fits(answer, len(message.masks)) for answer in message.answers)
-
-    def _fits(self, answer: Answer, masks: int) -> bool:
-        """Return whether an answer has one of the `masks`, or an error, and no other forced tokens than it may."""
-        if not all(0 <= token < self._vocabulary for token in answer.forced):
+        if min(places, default=0) < -1 or max(places, default=-1) >= len(message.masks):
             return False
-        ask = self._given.get(answer.number)
-        if ask is None:  # nothing waits for it
-            return -1 <= answer.mask < masks
-        if answer.error:
-            return answer.mask == -1 and not answer.forced
-        return 0 <= answer.mask < masks and len(answer.forced) <= ask.forced_most
+        lack = {number for number, place in zip(message.numbers, places, strict=True) if place < 0}
+        if lack != errors.keys() or not lack.isdisjoint(message.forced):
+            return False
+        return all(self._fits(number, tokens) for number, tokens in message.forced.items())
 
-    def _end(self, answer: Answer, mask: bytes) -> None:
-        ask = self._given.pop(answer.number, None)
-        if ask is None:
-            return
-        if not answer.error and ask.compiles:
-            self._compiled[ask.grammar] = None
-            self._compiled.move_to_end(ask.grammar)
-            if len(self._compiled) > WAITING_MOST:
-                self._compiled.popitem(last=False)
-        if ask.matcher in self._gone:
-            self._gone.discard(ask.matcher)
-            self._known.pop(ask.matcher, None)
-            self._send(self._name, encode(Forget([ask.matcher])))
-        elif answer.forced:
-            self._known[ask.matcher] += len(answer.forced)
-        error = one_line(answer.error) if answer.error else ""
-        ask.end(Masked(mask, error, forced=tuple(answer.forced)))
+    def _fits(self, number: int, forced: list[int]) -> bool:
+        """Return whether forced tokens are in the vocabulary, and no more than the answer may have."""
+        ask = self._given.get(number)
+        known = all(0 <= token < self._vocabulary for token in forced)
+        return known and (ask is None or len(forced) <= ask.forced_most)
+
+    def _end(self, message: Answers) -> list[Taken]:
+        """End the questions of a message; return the masks of outputs."""
+        given, forced, masks = self._given, message.forced, message.masks
+        taken: list[Taken] = []
+        for number, place in zip(message.numbers, message.places, strict=True):
+            ask = given.pop(number, None)
+            if ask is None:
+                continue
+            if ask.compiles and place >= 0:
+                self._compiled[ask.grammar] = None
+                self._compiled.move_to_end(ask.grammar)
+                if len(self._compiled) > WAITING_MOST:
+                    self._compiled.popitem(last=False)
+            tokens = forced.get(number, _NONE) if forced else _NONE
+            ask.suspect, ask.ends = False, 0
+            if ask.matcher in self._gone:
+                self._gone.discard(ask.matcher)
+                self._known.pop(ask.matcher, None)
+                self._send(self._name, encode(Forget([ask.matcher])))
+            elif tokens:
+                self._known[ask.matcher] += len(tokens)
+            if place < 0:
+                ask.end(Masked(error=one_line(message.errors[number])))
+            elif ask.request is None:
+                ask.end(Masked(masks[place], forced=tuple(tokens)))
+            else:
+                taken.append((ask.request, masks[place], tokens))
+        return taken
 
     # --- the child ------------------------------------------------------------------------------------------
 

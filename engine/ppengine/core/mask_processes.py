@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppengine.common.system_memory import keep_freed_memory
-from ppengine.core.grammar_process import Ask, GrammarProcess
+from ppengine.core.grammar_process import Ask, GrammarProcess, Taken
 from ppengine.protocol.structured_outputs import Grammar
 
 PROCESSES_MOST = 4
@@ -50,10 +50,9 @@ class MaskProcesses:
             if gone := [matcher for matcher in matchers if matcher % count == place]:
                 process.forget(gone)
 
-    def take(self, name: bytes, message: object) -> None:
-        """Take a message of one of them."""
-        for process in self.processes:
-            process.take(name, message)
+    def take(self, name: bytes, message: object) -> list[Taken]:
+        """Take a message of one of them; return the masks of outputs."""
+        return [taken for process in self.processes for taken in process.take(name, message)]
 
     def take_malformed(self, name: bytes, fault: str) -> None:
         """End the one of them that has sent a message which cannot be decoded."""

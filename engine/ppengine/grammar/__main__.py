@@ -20,7 +20,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.grammar_messages import Answer, Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.structured_outputs import Grammar
 
 log = logging.getLogger("ppengine.grammar")
@@ -120,17 +120,20 @@ class Process:
 
     def _take_compiled(self, count: int) -> None:
         good: list[Question] = []
-        bad: list[Answer] = []
+        bad = Answers([], [])
         for _ in range(count):
             grammar, result = self._compiled.get()
             questions = self._waiting.pop(grammar)
             if isinstance(result, GrammarError):
-                bad += [Answer(question.number, -1, str(result) or "it is not valid") for question in questions]
+                numbers = [question.number for question in questions]
+                bad.numbers += numbers
+                bad.places += [-1] * len(numbers)
+                bad.errors |= dict.fromkeys(numbers, str(result) or "it is not valid")
                 continue
             self._matchers.keep(grammar, result)
             good += questions
-        if bad:
-            self._send(Answers(bad))
+        if bad.numbers:
+            self._send(bad)
         self._answer(good)
 
     def _answer(self, questions: list[Question]) -> None:

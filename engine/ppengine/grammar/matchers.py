@@ -12,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from ppengine.common.one_line import one_line
-from ppengine.protocol.grammar_messages import Answer, Answers, Question
+from ppengine.protocol.grammar_messages import Answers, Question
 from ppengine.protocol.structured_outputs import Grammar
 
 KEPT_MOST = 256
@@ -121,9 +121,11 @@ class Matchers:
         self._fill(outputs, masks)
         counts = np.bitwise_count(masks).sum(1, dtype=np.int64).tolist()
         self._keep_first(outputs, masks, counts)
-        distinct: dict[bytes, int] = {}
-        found = zip(outputs, masks, counts, strict=True)
-        return Answers([self._answer(*each, distinct) for each in found], list(distinct))
+        message, distinct = Answers([], []), dict[bytes, int]()
+        for output, mask, count in zip(outputs, masks, counts, strict=True):
+            self._answer(output, mask, count, message, distinct)
+        message.masks = [memoryview(mask) for mask in distinct]
+        return message
 
     def _fill(self, outputs: list[_Output], masks: NDArray[np.int32]) -> None:
         """Write the mask of each output that has no error, kept or computed."""
@@ -179,22 +181,29 @@ class Matchers:
             beginning.tokens.extend([*question.tokens, *forced])
         return _Output(question, matcher, forced, beginning)
 
-    def _answer(self, output: _Output, mask: NDArray[np.int32], count: int, distinct: dict[bytes, int]) -> Answer:
-        """Return the answer with a mask of `count` tokens, which is added to the distinct ones."""
+    def _answer(
+        self, output: _Output, mask: NDArray[np.int32], count: int, message: Answers, distinct: dict[bytes, int]
+    ) -> None:
+        """Add the answer with a mask of `count` tokens to a message, and the mask to the distinct ones."""
         question, matcher, forced, _ = output
+        number, place = question.number, -1
         if matcher.is_error():
-            return Answer(question.number, -1, _error_of(matcher) or "no match")
-        if not count:
-            return Answer(question.number, -1, "no token may follow")
-        if question.held:
-            kept = mask.copy()
-            for token in question.held:
-                kept[token // 32] &= ~np.uint32(1 << token % 32).view(np.int32)
-            mask = kept if kept.any() else mask
-        elif count == 1 and len(forced) < question.forced_most and (last := self._end_of(mask)) is not None:
-            forced.append(last)
-        number = distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct))
-        return Answer(question.number, number, forced=forced)
+            message.errors[number] = _error_of(matcher) or "no match"
+        elif not count:
+            message.errors[number] = "no token may follow"
+        else:
+            if question.held:
+                kept = mask.copy()
+                for token in question.held:
+                    kept[token // 32] &= ~np.uint32(1 << token % 32).view(np.int32)
+                mask = kept if kept.any() else mask
+            elif count == 1 and len(forced) < question.forced_most and (last := self._end_of(mask)) is not None:
+                forced.append(last)
+            place = distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct))
+            if forced:
+                message.forced[number] = forced
+        message.numbers.append(number)
+        message.places.append(place)
 
     def _end_of(self, mask: NDArray[np.int32]) -> int | None:
         """Return the end-of-sequence token that is allowed; None if there is none."""

@@ -35,24 +35,21 @@ class Forget(msgspec.Struct, tag="forget", array_like=True):
     matchers: list[int]
 
 
-class Answer(msgspec.Struct, array_like=True):
-    """The tokens that may follow an output."""
-
-    number: int
-    mask: int
-    """Number of the mask in the message; -1: there is none."""
-    error: str = ""
-    """Why there is none, in one line: the grammar is invalid or too large, or the tokens do not follow it."""
-    forced: list[int] = []
-    """Tokens that must follow, one after another; the process has taken them, and the mask is of the token behind."""
-
-
 class Answers(msgspec.Struct, tag="answers", array_like=True):
-    """Answers to some questions. Many outputs are inside of a text or a number, and have the same mask."""
+    """Answers to some questions, in columns. Many outputs are inside of a text or a number, and have the same mask."""
 
-    answers: list[Answer]
-    masks: list[bytes] = []
+    numbers: list[int]
+    """The questions."""
+    places: list[int]
+    """Place of the mask of each of them; -1: there is none."""
+    masks: list[memoryview] = []
     """Masks: a bit a token, token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+    forced: dict[int, list[int]] = {}
+    """By question: tokens that must follow, one after another; the process has taken them, and the mask is of the token
+    behind."""
+    errors: dict[int, str] = {}
+    """By question: the reason why it has no mask, in one line. The grammar is invalid or too large, or the tokens do
+    not follow it."""
 
 
 class GrammarsReady(msgspec.Struct, tag="grammars-ready", array_like=True):

@@ -6,7 +6,7 @@ late rows of its step are there. So a request has one late row at most: the mask
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ppengine.core.scheduler.request import Request
@@ -30,6 +30,11 @@ class Masks:
         """Whether the oldest micro-batch in flight lacks masks."""
         return next((bool(record.late) for record in self._steps.unretired if record.rows), False)
 
+    @property
+    def any_complete(self) -> bool:
+        """Whether `complete` has a message."""
+        return bool(self._complete)
+
     def add(self, request: Request) -> None:
         """Add the mask of a row of the draft that samples, or note that it is late. Its sample is pending already.
 
@@ -44,22 +49,33 @@ class Masks:
             draft.late[request] = request.slot
             request.late_step = draft.number
 
-    def take(self, request: Request, mask: bytes, forced: Sequence[int], result: Retirement) -> None:
-        """Take the mask of the token behind the outputs of a request and behind those that its grammar forces.
+    def take_all(self, taken: Iterable[tuple[Request, memoryview, Sequence[int]]], result: Retirement) -> None:
+        """Take masks: each is of the token behind the outputs of a request and behind those that its grammar forces.
 
-        Forced tokens go into `result`. A late row samples the first of them for nothing.
+        Forced tokens go into `result`. A late row samples the first of them for nothing. A mask may be a view of a
+        message with many: one that no late row needs at once is copied.
         """
-        if forced:
-            self._drop(request)
-            self._retirer.take_forced(request, forced, result)
+        copies: dict[int, memoryview] = {}
+        late = {record.number: record for record in self._steps.unretired if record.late}
+        for request, mask, forced in taken:
             if request.finished:
-                return
-        request.mask = mask
-        if (record := self._late(request)) is not None:
-            _put(record.late_masks, mask, record.late.pop(request))
-            request.late_step = 0
-            self._end(record)
-        self._queues.resume(request)
+                continue
+            if forced:
+                self._drop(request)
+                self._retirer.take_forced(request, forced, result)
+                if request.finished:
+                    continue
+            record = late.get(request.late_step)
+            if record is not None and request in record.late:
+                request.mask = mask
+                _put(record.late_masks, mask, record.late.pop(request))
+                request.late_step = 0
+                self._end(record)
+            elif isinstance(mask.obj, bytes):
+                request.mask = mask
+            else:
+                request.mask = copies.get(id(mask)) or copies.setdefault(id(mask), memoryview(bytes(mask)))
+            self._queues.resume(request)
 
     def give_up(self, request: Request) -> None:
         """Let the step of a late row go on without its mask, and schedule the request behind its masks from now on.
@@ -105,10 +121,10 @@ class Masks:
             self._complete.append(LateMasks(self._steps.generation, record.number, masks))
 
 
-def _put(masks: dict[int, Mask], bits: bytes, slot: int) -> None:
+def _put(masks: dict[int, Mask], bits: memoryview, slot: int) -> None:
     """Add the mask of a row. One that several rows share is one object: to compare the bits would take longer."""
     known = masks.get(id(bits))
     if known is None:
-        masks[id(bits)] = Mask([slot], bits)
+        masks[id(bits)] = Mask([slot], bits)  # type: ignore[arg-type]  # a view has the form of bytes in a message
     else:
         known.slots.append(slot)

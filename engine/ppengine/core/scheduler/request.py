@@ -97,7 +97,7 @@ class Request:
     """Whether it is in the ready queue."""
     constrained: bool = field(init=False)
     """Whether its output follows a grammar, so that each token needs a mask."""
-    mask: bytes | None = None
+    mask: memoryview | None = None
     """Mask of the token behind its outputs; None: it has not come. Its next output ends it."""
     ahead: bool = False
     """Whether a constrained one may be scheduled before the mask of its row has come."""
