@@ -111,6 +111,13 @@ class Output:
 
 
 @SETTINGS
+@given(tokens=st.lists(st.integers(0, 199), max_size=6), eos=st.lists(st.integers(0, 199), max_size=3))
+def test_some_token_is_the_last_that_does_not_end_the_text(tokens: list[int], eos: list[int]) -> None:
+    mask = sum(1 << token for token in set(tokens)).to_bytes(28, "little")
+    assert matchers_module._some_token(mask, eos) == max(set(tokens) - set(eos), default=None)
+
+
+@SETTINGS
 @given(grammar=GRAMMARS, seed=st.integers(0, 2**32))
 def test_forced_tokens_are_the_only_ones_that_masks_allow(matchers: Matchers, grammar: Grammar, seed: int) -> None:
     draw = random.Random(seed)
