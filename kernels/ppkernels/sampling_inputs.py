@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ppkernels.token_masks import TokenMask
+
 Ints = NDArray[np.int64]
 
 
@@ -51,7 +53,7 @@ class SamplingInputs:
     """-1: none; 0: the chosen token's; n: also the n best. Empty: none for all."""
     adjustments: dict[int, Adjustment] = field(default_factory=dict)
     """By row; the other rows' logits are taken as they are."""
-    masks: dict[int, bytes] = field(default_factory=dict)
+    masks: dict[int, TokenMask] = field(default_factory=dict)
     """Tokens that may be chosen, by row: see `ppkernels.token_masks`. The other rows may choose any."""
 
 

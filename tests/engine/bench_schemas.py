@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from grammar_world import allowed
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, Profile
@@ -120,7 +121,7 @@ def check(grammars: Grammars, tokenizer: Tokenizer, case: dict[str, Any], counts
     outputs = [tokenizer.encode_chat(msgspec.json.encode(one["data"]).decode()) for one in tests]
     right = True
     for one, masked in zip(tests, grammars.ask(grammar, outputs) if outputs else [], strict=True):
-        ends = not masked.error and bool(masked.mask[EOS // 8] >> EOS % 8 & 1)
+        ends = not masked.error and masked.mask is not None and EOS in allowed(masked.mask)
         right = right and ends == one["valid"]
         if one["valid"]:
             counts.valid, counts.taken = counts.valid + 1, counts.taken + ends

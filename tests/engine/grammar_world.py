@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import zmq
 from core_world import CoreWorld
 from ppengine.checkpoint.model_spec import read_spec
@@ -16,11 +17,19 @@ from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.offline import AddMany
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.protocol.verbs import Submit
 
 MODEL = Path(__file__).parents[2] / "profiles" / "models" / "tiny"
 TOKENIZER = Tokenizer.load(MODEL)
 EOS = 0
+
+
+def allowed(mask: TokenMask) -> list[int]:
+    """Return the tokens of a mask, in order."""
+    words = np.frombuffer(mask.words, "<u4").tolist()
+    places = np.frombuffer(mask.places, "<i4").tolist() if mask.places else range(len(words))
+    return [32 * place + bit for place, word in zip(places, words, strict=True) for bit in range(32) if word >> bit & 1]
 
 
 def constrained(**fields) -> SamplingParams:
@@ -135,9 +144,8 @@ class GrammarWorld(CoreWorld):
     def _token(self, step, row):
         self.sampled += 1
         late = self.late_masks[step.number].masks if step.late else []
-        masks = {slot: mask.bits for mask in [*step.masks, *late] for slot in mask.slots}
+        masks = {slot: mask.tokens for mask in [*step.masks, *late] for slot in mask.slots}
         draw = random.Random(row.start + row.count)
         if row.slot not in masks:
             return draw.randrange(5, 2000)
-        bits = int.from_bytes(masks[row.slot], "little")
-        return draw.choice([token for token in range(2048) if bits >> token & 1])
+        return draw.choice(allowed(masks[row.slot]))

@@ -15,6 +15,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.retirement import Retirement
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.protocol.verbs import MESSAGES
 from stage_model import StageModel, contents, continuation
 
@@ -111,7 +112,7 @@ class World:
         if request.fence is not None and request.fence.final:
             forced = []
         request.ahead = request.ahead or request.arrival % 2 == 0
-        mask = memoryview(b"%d" % (begin + len(forced)))
+        mask = TokenMask(b"%d" % (begin + len(forced)))
         self.scheduler.masks.take_all([(request, mask, forced)], result)
         self.forced += len(result.tokens)
         self.finished += result.finished

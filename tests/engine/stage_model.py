@@ -177,8 +177,8 @@ class StageModel:
         for mask in self._masks(step):
             for slot in mask.slots:
                 output = samples[slot].start + samples[slot].count - prompts[slot]
-                if mask.bits != b"%d" % output:
-                    raise AssertionError(f"step {step.number} masks output {output} by the mask of {mask.bits!r}")
+                if mask.tokens.words != b"%d" % output:
+                    raise AssertionError(f"step {step.number} masks output {output} by the mask of {mask.tokens}")
 
     def _block(self, state: StageState, block: int) -> list:
         if not 0 < block < state.mapped:

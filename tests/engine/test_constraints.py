@@ -103,7 +103,7 @@ def test_grammars_that_begin_alike_share_a_mask_in_a_step(shared: GrammarWorld) 
     (step,) = [step for step in shared.steps if step.masks]
     slots = {name: shared.scheduler.queues.requests[name].slot for name in ("short", "long", "other")}
     assert sorted(mask.slots for mask in step.masks) == sorted([[slots["short"], slots["long"]], [slots["other"]]])
-    assert len({mask.bits for mask in step.masks}) == 2
+    assert len({mask.tokens for mask in step.masks}) == 2
     shared.ended("short", "long", "other")
 
 

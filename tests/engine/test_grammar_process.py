@@ -28,9 +28,10 @@ from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.structured_outputs import Grammar
+from ppengine.protocol.token_mask import TokenMask
 
 VOCABULARY = 40
-MASK = b"\xff" * 8
+MASK = TokenMask(b"\xff" * 8)
 
 
 class Child:
@@ -102,7 +103,7 @@ class Desk:
         numbers = list(self.open)
         self.open.clear()
         after = {number: list(forced) for number in numbers if forced}
-        self.take(Answers(numbers, [0] * len(numbers), [memoryview(MASK)], after))
+        self.take(Answers(numbers, [0] * len(numbers), [MASK], after))
 
     def take(self, message: Answers) -> None:
         """Give a message of the child to the process. Asks have no request here, so no mask is returned."""
@@ -227,7 +228,7 @@ def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(
     numbers, (place, forced, error) = list(desk.open), bad
     places = [0] if place is None else [0, place]
     after, errors = ({numbers[1]: each} if each else {} for each in (forced, error))
-    desk.take(Answers(numbers, places, [memoryview(MASK)], after, errors))
+    desk.take(Answers(numbers, places, [MASK], after, errors))
     assert desk.children[0].code == -9 and not desk.ended, "no answer of such a message is taken"
     desk.now += 2
     assert desk.turn() == [1]
@@ -240,18 +241,29 @@ def test_a_bad_answer_ends_its_child_and_the_next_one_gets_the_questions(
 def test_a_bad_answer_that_nothing_waits_for_ends_its_child_too(desk: Desk) -> None:
     desk.ask(1, [4])
     desk.turn()
-    desk.take(Answers([99], [0], [memoryview(MASK)]))
+    desk.take(Answers([99], [0], [MASK]))
     assert desk.children[0].code is None, "an output that has ended"
-    desk.take(Answers([99], [1], [memoryview(MASK)]))
+    desk.take(Answers([99], [1], [MASK]))
     assert desk.children[0].code == -9
 
 
-@pytest.mark.parametrize("mask", [b"", MASK[1:], MASK + b"\0", MASK[4:]])
-def test_a_mask_of_another_length_ends_its_child(desk: Desk, mask: bytes) -> None:
+@pytest.mark.parametrize(
+    "mask",
+    [
+        TokenMask(b""),
+        TokenMask(b"\xff" * 7),
+        TokenMask(b"\xff" * 9),
+        TokenMask(b"\xff" * 4),
+        TokenMask(b"\xff" * 4, b"\0" * 8),
+        TokenMask(b"\xff" * 8, b"\0" * 8),
+        TokenMask(b"\xff" * 3, b"\0" * 3),
+    ],
+)
+def test_a_mask_of_another_length_ends_its_child(desk: Desk, mask: TokenMask) -> None:
     desk.ask(1, [4])
     desk.turn()
     (number,) = desk.open
-    desk.take(Answers([number], [0], [memoryview(MASK), memoryview(mask)]))
+    desk.take(Answers([number], [0], [MASK, mask]))
     assert desk.children[0].code == -9 and not desk.ended, "a stage would get it"
     desk.now += 2
     assert desk.turn() == [1]

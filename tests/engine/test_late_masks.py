@@ -10,6 +10,7 @@ import pytest
 from checkpoints import make_checkpoint
 from ppengine.common.ring import Kind, RingReader
 from ppengine.protocol.steps import LateMasks, Mask
+from ppengine.protocol.token_mask import TokenMask
 from scheduler_world import CONSTRAINED, World
 from stage_core import FakeCore, Sequence
 
@@ -127,11 +128,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeCore]:
         yield core
 
 
-def mask(*tokens: int) -> bytes:
+def mask(*tokens: int) -> TokenMask:
     """Return a mask of 128 tokens."""
     bits = np.zeros(128, np.uint8)
     bits[list(tokens)] = 1
-    return np.packbits(bits, bitorder="little").tobytes()
+    return TokenMask(np.packbits(bits, bitorder="little").tobytes())
 
 
 def waits_for_masks(core: FakeCore) -> bool:

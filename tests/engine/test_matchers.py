@@ -10,7 +10,7 @@ from itertools import count
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from grammar_world import EOS, MODEL, TOKENIZER
+from grammar_world import EOS, MODEL, TOKENIZER, allowed
 from hypothesis import HealthCheck, given, settings
 from llguidance import LLInterpreter, LLTokenizer, grammar_from
 from ppengine.grammar import matchers as matchers_module
@@ -88,11 +88,6 @@ def compiled(matchers: Matchers, grammar: Grammar) -> bool:
     except GrammarError:
         return False
     return True
-
-
-def allowed(mask: bytes) -> list[int]:
-    bits = int.from_bytes(mask, "little")
-    return [token for token in range(2048) if bits >> token & 1]
 
 
 class Output:

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="needs Triton, which has no macOS build")
 from kernel_variants import Variant, Variants
 from ppengine.protocol.reports import Finding
 from ppengine.protocol.steps import Adjustments, Check, Mask, Move, MoveKind, Row
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.stage.backends.cuda import chunk_graphs, cuda_runner, decode_graphs, device_buffers
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.profile_run import CONTEXTS, small_steps
@@ -85,7 +86,7 @@ def wishes() -> Iterator[tuple[list[Row], dict[str, Any]]]:
         for rows in STEPS.values():
             yield rows, registered(wish)
     for rows in STEPS.values():
-        yield rows, {**registered(HOT), "masks": [Mask([row.slot for row in rows], b"\x7f\0\0\0")]}
+        yield rows, {**registered(HOT), "masks": [Mask([row.slot for row in rows], TokenMask(b"\x7f\0\0\0"))]}
 
 
 def test_boot_launches_what_requests_do(variants: Variants, card: Device, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from ppengine.common.ring import Kind, RingReader
 from ppengine.protocol.steps import Mask
+from ppengine.protocol.token_mask import TokenMask
 from standin_card import WIDTH, Device, StandInStage, alone, decode, prompt, request
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in's tensors are not on a card")
@@ -25,7 +26,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandInStage:
 def mask(token: int) -> Mask:
     words = np.zeros(-(-WIDTH // 32), "<i4")
     words[token // 32] = 1 << token % 32
-    return Mask([0], words.tobytes())
+    return Mask([0], TokenMask(words.tobytes()))
 
 
 def test_layers_are_launched_before_the_masks_are_waited_for(stage: StandInStage, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from ppengine.protocol.token_mask import TokenMask
 from ppkernels import token_masks
 from ppkernels.gpu.token_masks import masked
 from ppkernels.sampling import sample, sample_reference
@@ -13,24 +14,32 @@ from ppkernels.sampling_inputs import Adjustment, SamplingInputs
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 
 
-def masks(vocabulary: int, rows: list[int], seed: int = 0) -> dict[int, bytes]:
+def masks(vocabulary: int, rows: list[int], seed: int = 0) -> dict[int, TokenMask]:
+    """Return masks with all words in even rows, and with some in the others."""
     source = np.random.default_rng(seed)
-    words = -(-vocabulary // 32)
-    return {row: source.integers(0, 2**32, words, np.uint64).astype("<u4").tobytes() for row in rows}
+    count = -(-vocabulary // 32)
+    made = {}
+    for row in rows:
+        words, places = source.integers(0, 2**32, count, np.uint64).astype("<u4"), b""
+        if row % 2:
+            chosen = np.sort(source.choice(count, -(-count // 3), replace=False)).astype("<i4")
+            words, places = words[chosen], chosen.tobytes()
+        made[row] = TokenMask(words.tobytes(), places)
+    return made
 
 
 @dtypes
 @pytest.mark.parametrize("vocabulary", [5000, 4097, 31, 64])
 def test_banned_tokens_are_those_of_the_reference(device: torch.device, dtype: torch.dtype, vocabulary: int) -> None:
     wide = torch.randn(5, vocabulary + 3).to(dtype)
-    logits, given = wide[:, :vocabulary], masks(vocabulary, [4, 0, 2])
+    logits, given = wide[:, :vocabulary], masks(vocabulary, [4, 3, 0, 2])
     found = masked(logits.to(device), given).cpu()
     assert torch.equal(found, token_masks.masked(logits, given))
     assert torch.equal(found[1], logits[1]) and not torch.equal(found[0], logits[0])
 
 
 def test_tokens_behind_the_last_word_are_banned(device: torch.device) -> None:
-    found = masked(torch.zeros(1, 100).to(device), {0: b"\xff" * 4}).cpu()
+    found = masked(torch.zeros(1, 100).to(device), {0: TokenMask(b"\xff" * 4)}).cpu()
     assert torch.isfinite(found[0]).nonzero().flatten().tolist() == list(range(32))
 
 

@@ -23,6 +23,7 @@ from ppengine.models.group import ALONE, Group
 from ppengine.models.layers import gather_logits
 from ppengine.protocol.place import Place
 from ppengine.protocol.steps import Adjustments, Check, Mask, Register, Row
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.device_tokens import LocalTokenTable
 from ppengine.stage.backends.cuda.streams import Order, Stream
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in'
 SIZE, VOCABULARY, SLOTS = 2, 43, 4
 LOGITS = torch.randn(32, VOCABULARY, generator=torch.Generator().manual_seed(2)).mul_(1.5).round_()
 """Few levels, so that the best token of a row is in many columns."""
-MASK = b"\0\x0f\0\0\0\4\0\0"
+MASK = TokenMask(b"\0\x0f\0\0\0\4\0\0")
 HOT: dict[str, Any] = {"temperature": 0.8}
 BELOW: dict[str, Any] = {**HOT, "top_k": 5}
 BANNED: dict[str, Any] = {"min_tokens": 30, "stop_token_ids": list(range(0, VOCABULARY, 2))}

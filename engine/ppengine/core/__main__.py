@@ -197,7 +197,7 @@ class Loop:
                 self.engine.event("protocol.error", f"from a stage: {error}")
         return news
 
-    def _send_step(self, others: bytes, last: bytes | bytearray) -> None:
+    def _send_step(self, others: bytes, last: bytes) -> None:
         for identity, is_last in self._identities:
             if payload := last if is_last else others:
                 self._steps.send_multipart([identity, payload], NOBLOCK)

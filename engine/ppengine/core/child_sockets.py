@@ -65,11 +65,9 @@ class ChildSockets:
         for name, child in _CHILDREN.items():
             router = self.routers[name]
             while readable(router):
-                process = router.recv(NOBLOCK)
-                # Without a copy: a message of masks has megabytes.
-                frames = router.recv_multipart(NOBLOCK, copy=False)
+                process, *frames = router.recv_multipart(NOBLOCK)
                 try:
-                    message = child.codec.decode(frames[-1].buffer)
+                    message = child.codec.decode(frames[-1])
                 except ProtocolError as error:
                     engine.event("protocol.error", f"from {child.who}: {error}")
                     child.take_malformed(engine, process, str(error))

@@ -21,6 +21,7 @@ from ppengine.core.scheduler.request import FORCED_MOST, Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import Grammar
+from ppengine.protocol.token_mask import TokenMask
 
 LATE_S = 0.1
 """Seconds after which a step no longer waits for a mask: several times what most take."""
@@ -65,9 +66,9 @@ class Constraints:
     _requests: LiveRequests
     _eos: frozenset[int]
     _clock: Callable[[], float]
-    _first: OrderedDict[Grammar, memoryview] = field(init=False, default_factory=OrderedDict)
+    _first: OrderedDict[Grammar, TokenMask] = field(init=False, default_factory=OrderedDict)
     """First masks of grammars that were compiled, the newest last."""
-    _equal: dict[bytes, memoryview] = field(init=False, default_factory=dict)
+    _equal: dict[TokenMask, TokenMask] = field(init=False, default_factory=dict)
     """One object for equal first masks: most schemas begin alike, and a step has each object once."""
     _bad: OrderedDict[Grammar, str] = field(init=False, default_factory=OrderedDict)
     """Reasons of grammars that were refused: one that takes long is compiled once."""
@@ -257,9 +258,8 @@ class Constraints:
 
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
-        if masked.mask:
-            mask = bytes(masked.mask)  # The message that it came in has others.
-            self._first[grammar] = self._equal.setdefault(mask, memoryview(mask))
+        if masked.mask is not None:
+            self._first[grammar] = self._equal.setdefault(masked.mask, masked.mask)
             if len(self._first) > KEPT_MOST:
                 self._first.popitem(last=False)
             if len(self._equal) > KEPT_MOST:

@@ -87,7 +87,7 @@ class Engine:
         spec: ModelSpec,
         tokenizer: Tokenizer | None,
         *,
-        send_step: Callable[[bytes, bytes | bytearray], None],
+        send_step: Callable[[bytes, bytes], None],
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],

@@ -21,6 +21,7 @@ from ppengine.core.scheduler.request import Request
 from ppengine.protocol.frames import encode
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions
 from ppengine.protocol.structured_outputs import Grammar
+from ppengine.protocol.token_mask import TokenMask
 
 log = logging.getLogger("ppengine.core")
 
@@ -50,7 +51,7 @@ _NONE: Sequence[int] = ()
 class Masked(NamedTuple):
     """Answer to a question: a mask, or the reason why there is none."""
 
-    mask: memoryview = memoryview(b"")
+    mask: TokenMask | None = None
     error: str = ""
     later: bool = False
     """Whether it may be asked again later: the grammar is not at fault."""
@@ -82,7 +83,7 @@ class Ask:
     """Processes that have ended with this question alone."""
 
 
-Taken = tuple[Request, memoryview, Sequence[int]]
+Taken = tuple[Request, TokenMask, Sequence[int]]
 """An output, its mask, and the tokens in front of it that its grammar forces."""
 
 
@@ -251,8 +252,8 @@ class GrammarProcess:
 
     def _good(self, message: Answers) -> bool:
         """Return whether a stage can use all masks of a message, and its answers fit their questions."""
-        size, places, errors = 4 * -(-self._vocabulary // 32), message.places, message.errors
-        if len(places) != len(message.numbers) or any(len(mask) != size for mask in message.masks):
+        places, errors = message.places, message.errors
+        if len(places) != len(message.numbers) or not all(map(self._fits_stages, message.masks)):
             return False
         if min(places, default=0) < -1 or max(places, default=-1) >= len(message.masks):
             return False
@@ -260,6 +261,11 @@ class GrammarProcess:
         if lack != errors.keys() or not lack.isdisjoint(message.forced):
             return False
         return all(self._fits(number, tokens) for number, tokens in message.forced.items())
+
+    def _fits_stages(self, mask: TokenMask) -> bool:
+        """Return whether a mask has whole words of the vocabulary, and one place each if it has places."""
+        size, most = len(mask.words), 4 * -(-self._vocabulary // 32)
+        return size == most if not mask.places else size == len(mask.places) < most and size % 4 == 0
 
     def _fits(self, number: int, forced: list[int]) -> bool:
         """Return whether forced tokens are in the vocabulary, and no more than the answer may have."""

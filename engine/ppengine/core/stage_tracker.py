@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppengine.core.stage_records import Stages
-from ppengine.protocol.frames import LargeEncoder, encode
+from ppengine.protocol.frames import encode
 from ppengine.protocol.place import Place
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.steps import LateMasks, Mapped, Retired, Sampled, Step
@@ -53,14 +53,11 @@ class Change:
 class StageTracker:
     """Sends steps and counts the stages that have retired them."""
 
-    def __init__(
-        self, stages: Stages, send: Callable[[bytes, bytes | bytearray], None], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, stages: Stages, send: Callable[[bytes, bytes], None], clock: Callable[[], float]) -> None:
         """`send` takes the bytes for the other stages, empty if there are none, and for the last one."""
         self._stages = stages
         self._send = send
         self._clock = clock
-        self._large = LargeEncoder()
         self._places = stages.places
         self._last = stages.places[-1].stage
         self._steps: deque[InFlightStep] = deque()
@@ -91,7 +88,7 @@ class StageTracker:
 
     def send_masks(self, masks: LateMasks) -> None:
         """Send the masks of a step's late rows to the last stage."""
-        self._send(b"", self._large.encode(masks))
+        self._send(b"", encode(masks))
 
     def acknowledge(self, message: Retired) -> bool:
         """Note one stage's retirement, unless late or repeated; return whether the oldest step has retired."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ppengine.common.one_line import one_line
 from ppengine.protocol.grammar_messages import Answers, Question
 from ppengine.protocol.structured_outputs import Grammar
+from ppengine.protocol.token_mask import TokenMask
 
 KEPT_MOST = 256
 """Compiled grammars without an output that are kept for the next one."""
@@ -121,10 +122,10 @@ class Matchers:
         self._fill(outputs, masks)
         counts = np.bitwise_count(masks).sum(1, dtype=np.int64).tolist()
         self._keep_first(outputs, masks, counts)
-        message, distinct = Answers([], []), dict[bytes, int]()
+        message, distinct = Answers([], []), dict[tuple[bytes, bytes], int]()
         for output, mask, count in zip(outputs, masks, counts, strict=True):
             self._answer(output, mask, count, message, distinct)
-        message.masks = [memoryview(mask) for mask in distinct]
+        message.masks = [TokenMask(*mask) for mask in distinct]
         return message
 
     def _fill(self, outputs: list[_Output], masks: NDArray[np.int32]) -> None:
@@ -182,7 +183,12 @@ class Matchers:
         return _Output(question, matcher, forced, beginning)
 
     def _answer(
-        self, output: _Output, mask: NDArray[np.int32], count: int, message: Answers, distinct: dict[bytes, int]
+        self,
+        output: _Output,
+        mask: NDArray[np.int32],
+        count: int,
+        message: Answers,
+        distinct: dict[tuple[bytes, bytes], int],
     ) -> None:
         """Add the answer with a mask of `count` tokens to a message, and the mask to the distinct ones."""
         question, matcher, forced, _ = output
@@ -199,7 +205,7 @@ class Matchers:
                 mask = kept if kept.any() else mask
             elif count == 1 and len(forced) < question.forced_most and (last := self._end_of(mask)) is not None:
                 forced.append(last)
-            place = distinct.setdefault(mask.astype("<i4", copy=False).tobytes(), len(distinct))
+            place = distinct.setdefault(_folded(mask), len(distinct))
             if forced:
                 message.forced[number] = forced
         message.numbers.append(number)
@@ -213,6 +219,14 @@ class Matchers:
 def _error_of(matcher: LLMatcher) -> str:
     """Return why a matcher has ended, in one line; empty if it has not."""
     return one_line(matcher.get_error().replace("<non-verbose/>", "")) if matcher.is_error() else ""
+
+
+def _folded(mask: NDArray[np.int32]) -> tuple[bytes, bytes]:
+    """Return words and places of a mask: those of words that are not zero alone, if that is shorter."""
+    places = np.flatnonzero(mask)
+    if 2 * len(places) >= len(mask):
+        return mask.astype("<i4", copy=False).tobytes(), b""
+    return mask[places].astype("<i4", copy=False).tobytes(), places.astype("<i4").tobytes()
 
 
 def _some_token(mask: bytes, eos: list[int]) -> int | None:

@@ -80,18 +80,6 @@ def encode(message: msgspec.Struct) -> bytes:
         raise
 
 
-class LargeEncoder:
-    """Encodes one large message after the other into the same memory: new pages take longer than the bytes."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def encode(self, message: msgspec.Struct) -> bytearray:
-        """Return the msgpack form of a message, until the next one."""
-        _encoder.encode_into(message, self._bytes)
-        return self._bytes
-
-
 def check_utf8(what: str, text: str) -> None:
     """Raise NotUtf8 unless `text` can be sent; `what` names it in the error."""
     try:

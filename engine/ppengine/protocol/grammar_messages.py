@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.structured_outputs import Grammar
+from ppengine.protocol.token_mask import TokenMask
 
 
 class Question(msgspec.Struct, array_like=True):
@@ -42,8 +43,7 @@ class Answers(msgspec.Struct, tag="answers", array_like=True):
     """The questions."""
     places: list[int]
     """Place of the mask of each of them; -1: there is none."""
-    masks: list[memoryview] = []
-    """Masks: a bit a token, token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+    masks: list[TokenMask] = []
     forced: dict[int, list[int]] = {}
     """By question: tokens that must follow, one after another; the process has taken them, and the mask is of the token
     behind."""

@@ -25,6 +25,7 @@ from ppengine.protocol.stage_lifecycle import (
     StageReady,
 )
 from ppengine.protocol.token_ids import TokenIds
+from ppengine.protocol.token_mask import TokenMask
 
 TOKEN_REGISTERED = -2
 """Row.token: the input tokens are the registered ones at `[start, start + count)`."""
@@ -135,8 +136,7 @@ class Mask(msgspec.Struct, array_like=True, frozen=True):
     """Tokens that may be sampled for some rows: most rows of a step have one of few masks."""
 
     slots: list[int]
-    bits: bytes
-    """A bit a token: token `t` at bit `t % 32` of the little-endian word `t // 32`."""
+    tokens: TokenMask
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):

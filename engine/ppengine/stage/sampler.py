@@ -11,6 +11,7 @@ from torch import Tensor
 from ppengine.checkpoint.model_shard import Shard
 from ppengine.models.group import ALONE, Group
 from ppengine.protocol.steps import Mask, Register, Sampled
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.stage.candidates import sample_split
 from ppengine.stage.token_history import TokenHistory, adjustment_of
 
@@ -23,7 +24,7 @@ def sample_rows(
     positions: list[int],
     shard: Shard | None = None,
     group: Group = ALONE,
-    masks: Mapping[int, bytes] | None = None,
+    masks: Mapping[int, TokenMask] | None = None,
 ) -> tuple[Tensor, list[Sampled]]:
     """Return tokens [R] int64 and their wire form, in row order.
 
@@ -61,9 +62,9 @@ def sample_rows(
     return output.tokens, sampled
 
 
-def masks_by_slot(masks: Iterable[Mask]) -> dict[int, bytes]:
+def masks_by_slot(masks: Iterable[Mask]) -> dict[int, TokenMask]:
     """Return the masks of constrained rows."""
-    return {slot: mask.bits for mask in masks for slot in mask.slots}
+    return {slot: mask.tokens for mask in masks for slot in mask.slots}
 
 
 def _adjustments(rows: list[Register], positions: list[int], history: TokenHistory) -> dict[int, Adjustment]:

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ppkernels.token_masks import TokenMask, entries
+
 _BLOCK = 4096
 
 
@@ -26,18 +28,17 @@ def mask_rows(logits, masks, rows, count, row_stride, vocabulary, words, BLOCK: 
     tl.store(values + token, float("-inf"), mask=banned & (token < vocabulary))
 
 
-def masked(logits: Tensor, masks: Mapping[int, bytes]) -> Tensor:
-    """Return `ppkernels.token_masks.masked`, in stream order. All masks must have the same length."""
+def masked(logits: Tensor, masks: Mapping[int, TokenMask]) -> Tensor:
+    """Return `ppkernels.token_masks.masked`, in stream order."""
     allowed, vocabulary = logits.clone(), logits.shape[1]
-    words, on_card = len(next(iter(masks.values()))) // 4, logits.is_cuda
-    distinct = {bits: number for number, bits in enumerate(dict.fromkeys(masks.values()))}
+    words, on_card = -(-vocabulary // 32), logits.is_cuda
+    distinct = {mask: number for number, mask in enumerate(dict.fromkeys(masks.values()))}
+    bits = torch.zeros(len(distinct) * words, dtype=torch.int32, device=logits.device)
+    parts = (*entries(distinct, words), np.array([list(masks), [distinct[each] for each in masks.values()]]))
     # torch keeps pinned memory until the copy is done.
-    bits = torch.empty(len(distinct), words, dtype=torch.int32, pin_memory=on_card)
-    for row, each in zip(bits.numpy(), distinct, strict=True):
-        row[:] = np.frombuffer(each, "<i4")
-    places = [list(masks), [distinct[each] for each in masks.values()]]
-    rows = torch.tensor(places, dtype=torch.int64, pin_memory=on_card)
-    bits, rows = (part.to(logits.device, non_blocking=True) for part in (bits, rows))
+    hosts = [torch.from_numpy(part).pin_memory() if on_card else torch.from_numpy(part) for part in parts]
+    places, values, rows = (host.to(logits.device, non_blocking=True) for host in hosts)
+    bits.scatter_(0, places, values)
     mask_rows[(len(masks), triton.cdiv(vocabulary, _BLOCK))](
         allowed, bits, rows, len(masks), allowed.stride(0), vocabulary, words, BLOCK=_BLOCK, num_warps=8
     )

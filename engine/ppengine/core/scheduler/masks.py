@@ -14,6 +14,7 @@ from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.retirement import Retirement, StepRetirer
 from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import LateMasks, Mask
+from ppengine.protocol.token_mask import TokenMask
 
 
 @dataclass(eq=False)
@@ -49,13 +50,11 @@ class Masks:
             draft.late[request] = request.slot
             request.late_step = draft.number
 
-    def take_all(self, taken: Iterable[tuple[Request, memoryview, Sequence[int]]], result: Retirement) -> None:
+    def take_all(self, taken: Iterable[tuple[Request, TokenMask, Sequence[int]]], result: Retirement) -> None:
         """Take masks: each is of the token behind the outputs of a request and behind those that its grammar forces.
 
-        Forced tokens go into `result`. A late row samples the first of them for nothing. A mask may be a view of a
-        message with many: one that no late row needs at once is copied.
+        Forced tokens go into `result`. A late row samples the first of them for nothing.
         """
-        copies: dict[int, memoryview] = {}
         late = {record.number: record for record in self._steps.unretired if record.late}
         for request, mask, forced in taken:
             if request.finished:
@@ -65,16 +64,12 @@ class Masks:
                 self._retirer.take_forced(request, forced, result)
                 if request.finished:
                     continue
+            request.mask = mask
             record = late.get(request.late_step)
             if record is not None and request in record.late:
-                request.mask = mask
                 _put(record.late_masks, mask, record.late.pop(request))
                 request.late_step = 0
                 self._end(record)
-            elif isinstance(mask.obj, bytes):
-                request.mask = mask
-            else:
-                request.mask = copies.get(id(mask)) or copies.setdefault(id(mask), memoryview(bytes(mask)))
             self._queues.resume(request)
 
     def give_up(self, request: Request) -> None:
@@ -121,10 +116,10 @@ class Masks:
             self._complete.append(LateMasks(self._steps.generation, record.number, masks))
 
 
-def _put(masks: dict[int, Mask], bits: memoryview, slot: int) -> None:
+def _put(masks: dict[int, Mask], mask: TokenMask, slot: int) -> None:
     """Add the mask of a row. One that several rows share is one object: to compare the bits would take longer."""
-    known = masks.get(id(bits))
+    known = masks.get(id(mask))
     if known is None:
-        masks[id(bits)] = Mask([slot], bits)  # type: ignore[arg-type]  # a view has the form of bytes in a message
+        masks[id(mask)] = Mask([slot], mask)
     else:
         known.slots.append(slot)

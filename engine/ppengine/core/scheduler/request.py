@@ -14,6 +14,7 @@ from ppengine.protocol.snapshot import RequestState
 from ppengine.protocol.tiers import PromptSources
 from ppengine.protocol.timings import Phase, PhaseKind
 from ppengine.protocol.token_ids import TokenIds, compact, wide
+from ppengine.protocol.token_mask import TokenMask
 
 HISTORY_LIMIT = 200
 """Number of history lines that a request keeps; the oldest are dropped first."""
@@ -97,7 +98,7 @@ class Request:
     """Whether it is in the ready queue."""
     constrained: bool = field(init=False)
     """Whether its output follows a grammar, so that each token needs a mask."""
-    mask: memoryview | None = None
+    mask: TokenMask | None = None
     """Mask of the token behind its outputs; None: it has not come. Its next output ends it."""
     ahead: bool = False
     """Whether a constrained one may be scheduled before the mask of its row has come."""

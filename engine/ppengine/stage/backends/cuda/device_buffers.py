@@ -19,6 +19,7 @@ from ppengine.common.device_page import DevicePage
 from ppengine.models import StageModel
 from ppengine.protocol.sampling import MAX_STOP_TOKENS
 from ppengine.protocol.steps import MoveKind
+from ppengine.protocol.token_mask import TokenMask
 from ppengine.stage.backends.cuda.block_mover import BlockMover
 from ppengine.stage.backends.cuda.card_group import CardGroup
 from ppengine.stage.backends.cuda.chunk_graphs import ChunkGraphs
@@ -187,4 +188,4 @@ class DeviceBuffers:
             for rows in WARM_ROWS:
                 hidden = torch.zeros(rows, self._width, dtype=self._dtype, device=self.device)
                 score(Positions("", 0, 1, [0] * rows, 1), hidden, self._stage[0].whole_logits)
-            masked(logits, {0: bytes(4 * -(-self._vocabulary // 32))})
+            masked(logits, {0: TokenMask(bytes(4 * -(-self._vocabulary // 32)))})
