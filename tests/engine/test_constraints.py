@@ -77,9 +77,30 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
     found = json.loads(texts[2])
     assert found.keys() == {"kind", "age"} and found["kind"] in ("cat", "dog") and 10 <= found["age"] <= 99
     assert re.fullmatch("a(b|cd){4}", texts[3]) and re.fullmatch("q[0-9][0-9]", texts[4])
-    assert [shared.most_sampling[name] for name in NAMES] == [2] * len(NAMES) and shared.late_masks
     assert shared.most_sampling["free"] == 2
+    again = [f"again {name}".replace(" ", "-") for name in NAMES]
+    shared.add(*FORMS, nonce=60, names=again)
+    assert len(shared.ended(*again)) == len(FORMS)
+    assert [shared.most_sampling[name] for name in again] == [2] * len(FORMS) and shared.late_masks
     shared.check()
+
+
+def test_no_step_waits_for_a_compile(world: GrammarWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of an output whose process has not compiled its grammar comes when its first mask is there."""
+    monkeypatch.setattr(constraints, "LATE_S", 0.0)
+    (process,) = world.engine.constraints.masks.processes
+    monkeypatch.setattr(process, "give", lambda: None)  # It compiles for as long as this lasts.
+    monkeypatch.setattr(process, "advance", lambda: None)
+    process.prepare()
+    world.add(FORMS[0], SamplingParams(max_tokens=12, ignore_eos=True), names=["r0", "free"])
+    world.until(lambda: world.reason("free"), "the free output ends")
+    assert len(world.tokens("r0")) == 1 and not world.late_masks and world.most_sampling["r0"] == 1
+    request = world.scheduler.queues.requests["r0"]
+    assert not request.ahead and not world.engine.constraints._slow
+    monkeypatch.undo()
+    world.until(lambda: len(world.tokens("r0")) > 2, "tokens behind the first mask")
+    assert request.ahead
+    world.ended("r0")
 
 
 def test_a_grammar_is_compiled_for_masks_while_the_prompt_is_computed(
@@ -151,12 +172,17 @@ def test_a_step_gets_the_masks_of_several_processes_in_one_turn(
     spread: GrammarWorld, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constraints, "GATHER_S", PATIENT_S)
-    spread.add(*FORMS)
-    assert spread.ended(*NAMES) == texts and spread.gathered > 5
+    long = [constrained(regex=f"[a-d]{{{least}}}") for least in range(30, 36)]
+    for nonce in (1, 2):
+        spread.add(*long, nonce=nonce, names=[f"{nonce}.{index}" for index in range(len(long))])
+        spread.ended(*(f"{nonce}.{index}" for index in range(len(long))))
+    assert spread.gathered > 20
+    spread.add(*FORMS, nonce=3)
+    assert spread.ended(*NAMES) == texts
 
 
 def test_masks_do_not_wait_long_for_those_of_another_process(spread: GrammarWorld) -> None:
-    spread.add(*FORMS)
+    spread.add(*(constrained(regex=f"[a-d]{{{least}}}") for least in range(30, 36)))
     spread.until(lambda: spread.gathered, "masks that wait for those of another process")
     waiting = spread.engine.constraints
     oldest, due = next(iter(waiting._asked.values())), waiting.next_deadline

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked, Taken
 from ppengine.core.live_requests import LiveRequests
@@ -47,13 +46,16 @@ class BadGrammarError(ValueError):
     """A grammar that was refused before; one line."""
 
 
-class _Output(NamedTuple):
+@dataclass(slots=True)
+class _Output:
     """A live request in the process."""
 
     ask: Ask
     """Its question, which is asked again for each token."""
     jumps: bool
     """Whether tokens that the grammar forces need no logits of their own."""
+    ahead: bool
+    """Whether it is scheduled ahead of its masks, once the process has its matcher: a compile would hold up a step."""
 
 
 @dataclass(eq=False)
@@ -195,7 +197,9 @@ class Constraints:
         while (request := next(iter(self._asked), None)) is not None and self._asked[request] <= due:
             del self._asked[request]
             scheduler.masks.give_up(request)
-            self._slow[self._outputs[request].ask.grammar] = now
+            output = self._outputs[request]
+            output.ahead = False
+            self._slow[output.ask.grammar] = now
             if len(self._slow) > KEPT_MOST:
                 self._slow.popitem(last=False)
 
@@ -212,7 +216,8 @@ class Constraints:
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
         if output.jumps and outputs and outputs >= sampling.min_tokens:
             ask.forced_most = min(FORCED_MOST, request.max_tokens - outputs)
-        self._asked[request] = now
+        if request.ahead:
+            self._asked[request] = now
         self.masks.ask(ask)
 
     def _hand_out(self, taken: list[Taken]) -> None:
@@ -221,6 +226,7 @@ class Constraints:
         assert scheduler is not None, "its questions come from one"
         for request, _, _ in taken:
             asked.pop(request, None)
+            request.ahead = request.ahead or self._outputs[request].ahead
         scheduler.masks.take_all(taken, self._forced)
 
     def _fail(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
@@ -242,11 +248,11 @@ class Constraints:
         self._count += 1
         fail = partial(self._fail, scheduler, request)
         ask = Ask(self._count, grammar, request.output_ids, (), fail, request=request)
-        output = _Output(ask, _jumps(request.sampling))
-        self._outputs[request] = output
         slow = self._clock() - self._slow.get(grammar, -SLOW_S) < SLOW_S
         # The stage that samples counts tokens for adjustments, those that are dropped too.
-        request.ahead = not request.sampling.adjusts and not slow
+        output = _Output(ask, _jumps(request.sampling), ahead=not request.sampling.adjusts and not slow)
+        self._outputs[request] = output
+        request.ahead = output.ahead and self.masks.has(ask.matcher, grammar)
         return output
 
     def _held(self, request: Request) -> Sequence[int]:

@@ -147,6 +147,10 @@ class GrammarProcess:
             self._expected.add(grammar)
             self.ask(Ask(0, grammar, (), (), lambda _: self._expected.discard(grammar)))
 
+    def has(self, grammar: Grammar) -> bool:
+        """Return whether the child has probably compiled a grammar."""
+        return grammar in self._compiled
+
     def forget(self, matchers: list[int]) -> None:
         """Drop the matchers of outputs that have ended. Their open questions still get an answer, others none."""
         gone = set(matchers)

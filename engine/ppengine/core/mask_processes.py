@@ -43,6 +43,10 @@ class MaskProcesses:
         """Let the process of an output compile its grammar, if it is new there, before the first question."""
         self.processes[matcher % len(self.processes)].expect(grammar)
 
+    def has(self, matcher: int, grammar: Grammar) -> bool:
+        """Return whether the process of an output has its grammar, as far as is known here."""
+        return self.processes[matcher % len(self.processes)].has(grammar)
+
     def forget(self, matchers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""
         count = len(self.processes)
