@@ -281,6 +281,14 @@ def test_an_estimate_of_a_model_on_cards(tmp_path: Path) -> None:
     for each in layouts.values():
         estimate(each, spec, profile, costs, load)
     speeds = {key: each.tokens_s or 0.0 for key, each in layouts.items()}
+    slow = costs_of_rates(spec, msgspec.structs.replace(rates, gbps=1e-4, tflops=1e-5), 2, [1, 2, 4], "slow cards")
+    for each in layouts.values():
+        estimate(each, spec, profile, slow, load)
+    best = max(layouts.values(), key=lambda each: each.tokens_s or 0.0)
+    assert 0.0 < (best.tokens_s or 0.0) < 0.05
+    assert choose(list(layouts.values()))[0] is best
+    for each in layouts.values():
+        estimate(each, spec, profile, costs, load)
     singles = {key: each.single_tokens_s or 0.0 for key, each in layouts.items()}
     assert speeds[1, 1] < speeds[2, 1] < speeds[4, 1]
     assert singles[1, 1] < singles[1, 2] < singles[1, 4] and singles[2, 1] < singles[1, 1]

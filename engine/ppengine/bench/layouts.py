@@ -170,8 +170,8 @@ def estimate(made: Layout, spec: ModelSpec, profile: Profile, costs: Costs, load
         chunk=scheduler.max_num_batched_tokens, at_once=made.at_once,
     )  # fmt: skip
     many, alone = (speed_of(spec, pipe, costs, each) for each in (load, msgspec.structs.replace(load, requests=1)))
-    made.tokens_s = round(load.requests * load.output / many.seconds, 1)
-    made.single_tokens_s = round(load.output / alone.seconds, 1)
+    made.tokens_s = load.requests * load.output / many.seconds
+    made.single_tokens_s = load.output / alone.seconds
     made.cpu_ms = round(1e3 * many.cpu / (load.requests * load.output), 4)
 
 
