@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_a_workload_is_the_same_each_time(name: str) -> None:
         assert job.output_len == work.output and all(0 <= token < 500 for token in job.prompt)
         assert job.sampling == (Sampling(0.8, 0.95, 50) if name == "sampled" else GREEDY)
     assert len({tuple(job.prompt[: work.prefix]) for job in first}) == 1
+
+
+def test_rounds_of_a_file_find_nothing_of_each_other(tmp_path: Path) -> None:
+    """Token ids need no tokenizer: the folder has none."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt_token_ids": [1, 7, 8]}\n\n{"prompt_token_ids": [1, 7, 9], "output_len": 5}\n')
+    (rounds,) = make_rounds(arguments(prompts=file), tmp_path, 500).values()
+    first, *others = itertools.islice(rounds, 4)
+    assert [(job.prompt, job.output_len) for job in first] == [([1, 7, 8], 64), ([1, 7, 9], 5)]
+    for jobs in others:
+        assert [job.prompt[1:] for job in jobs] == [[7, 8], [7, 9]]
+        assert [job.output_len for job in jobs] == [64, 5]
+    begins = [{job.prompt[0] for job in jobs} for jobs in (first, *others)]
+    assert all(len(each) == 1 for each in begins), "prompts that begin alike still do"
+    assert len(set.union(*begins)) == 4
+    file.write_text('{"prompt": "a text"}')
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        make_rounds(arguments(prompts=file), tmp_path, 500)
 
 
 def test_the_workloads_are_those_of_the_docs() -> None:

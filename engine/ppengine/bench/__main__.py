@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import json
@@ -33,7 +34,7 @@ from ppengine.bench.online import Choices, Online
 from ppengine.bench.online_figures import parse_slo
 from ppengine.bench.rates import Rates, limit_seconds, measured
 from ppengine.bench.sides import Baseline, run_engine
-from ppengine.bench.workload import Job, file_jobs, random_jobs
+from ppengine.bench.workload import Job, file_jobs, of_round, random_jobs
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import ConfigError, EngineConfig, load_profile
@@ -85,15 +86,16 @@ def parse() -> argparse.Namespace:
 def make_rounds(arguments: argparse.Namespace, folder: Path, vocab: int) -> Works:
     """Return the rounds of each workload, without end. Raises ConfigError.
 
-    Random prompts are new in every round: the engine keeps the blocks of those it has seen, and would be measured
-    without its prefill.
+    Prompts are new in every round: the engine keeps the blocks of those it has seen, and would be measured without its
+    prefill. Those of a file differ in their first token.
     """
     if arguments.workload:
         named = {name: WORKLOADS[name].scaled(arguments.scale) for name in arguments.workload}
         return {name: map(partial(work.jobs, vocab), itertools.count()) for name, work in named.items()}
     if arguments.prompts is not None:
-        jobs = file_jobs(arguments.prompts, arguments.output_len, Tokenizer.load(folder).encode)
-        return {arguments.prompts.name: itertools.repeat(jobs)}
+        tokenizer = functools.cache(partial(Tokenizer.load, folder))
+        jobs = file_jobs(arguments.prompts, arguments.output_len, lambda text: tokenizer().encode(text))
+        return {arguments.prompts.name: (of_round(jobs, number, vocab) for number in itertools.count())}
     low, _, high = arguments.prompt_len.partition(":")
     try:
         bounds = int(low), int(high or low)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -51,13 +52,11 @@ def random_jobs(
     ]
 
 
-def file_jobs(path: Path, output_len: int, encode: object) -> list[Job]:
+def file_jobs(path: Path, output_len: int, encode: Callable[[str], list[int]]) -> list[Job]:
     """Return the jobs of a JSON-lines file: `prompt` or `prompt_token_ids`, and perhaps `output_len`, a line.
 
-    Raises ConfigError naming the line that cannot be used.
+    `encode` is called for texts alone. Raises ConfigError naming the line that cannot be used.
     """
-    if not callable(encode):
-        raise ConfigError("prompts as text need a tokenizer")
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,3 +76,13 @@ def file_jobs(path: Path, output_len: int, encode: object) -> list[Job]:
     if not jobs:
         raise ConfigError(f"{path} holds no prompt")
     return jobs
+
+
+def of_round(jobs: list[Job], number: int, vocab: int) -> list[Job]:
+    """Return `jobs` for round `number`: behind round 0 the first token of each prompt is another one.
+
+    So a round is as much work, and finds none of its prompts in a prefix cache. Prompts that begin alike still do.
+    """
+    if not number:
+        return jobs
+    return [replace(job, prompt=[(job.prompt[0] + number) % vocab, *job.prompt[1:]]) for job in jobs]
