@@ -145,17 +145,21 @@ async def seen_by_client(script: Script, key: str = "") -> tuple[Seen, int]:
         return await Client(plan).run(), connections
 
 
-async def test_the_client_times_each_event_with_a_choice() -> None:
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+async def test_the_client_times_each_event_with_a_choice(end: bytes) -> None:
     requests = []
 
     async def script(request: bytes, writer: asyncio.StreamWriter) -> None:
         requests.append(request)
-        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b": a comment\n\n"))
+        comment, event, *last = (
+            text.replace(b"\n", end) for text in (b": a comment\n\n", EVENT, USAGE, b"data: [DONE]\n\n")
+        )
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(comment))
         await asyncio.sleep(0.05)
-        writer.write(chunk(EVENT + EVENT[:20]))
+        writer.write(chunk(event + comment + event[:-1]))
         await asyncio.sleep(0.02)
-        writer.write(chunk(EVENT[20:] + EVENT))
-        writer.write(chunk(USAGE) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        writer.write(chunk(event[-1:] + event))
+        writer.write(b"".join(map(chunk, last)) + b"0\r\n\r\n")
 
     seen, _ = await seen_by_client(script, key="secret")
     for one in seen.outcomes:
@@ -179,6 +183,11 @@ async def test_the_client_times_each_event_with_a_choice() -> None:
         (
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk(b"data: [DONE]\n\n"),
             "the answer has no usage",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+            + chunk(EVENT + USAGE.replace(b"3}", b"2}") + b"data: [DONE]\n\n"),
+            "the answer ended with 2 of 3 tokens",
         ),
     ],
 )

@@ -2,6 +2,9 @@
 
 It must not be the limit: requests are encoded before the start, connections are reused, httptools parses, and an event
 costs a few comparisons of bytes. Only the event with the usage is decoded.
+
+A request has ended well with as many tokens as were asked for. One that an operator aborted, or that a server ended at
+an end of sequence, is less work: its times would be those of another request.
 """
 
 from __future__ import annotations
@@ -40,13 +43,17 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._now = self._sent = self._newest = 0.0
         self._rest = b""
-        self._outcome = Outcome(0.0)
+        self._outcome, self._wanted = Outcome(0.0), 0
         self._over: asyncio.Future[None] | None = None
         self._judged = True
         self._parser = httptools.HttpResponseParser(self)
 
-    async def ask(self, request: bytes, outcome: Outcome, sent: float) -> None:
-        """Send a request, and fill in its outcome until the answer has ended. `sent` is its time of sending."""
+    async def ask(self, request: bytes, wanted: int, outcome: Outcome, sent: float) -> None:
+        """Send a request for `wanted` tokens, and fill in its outcome until the answer has ended.
+
+        `sent` is its time of sending.
+        """
+        self._wanted = wanted
         self._outcome, self._sent, self._newest, self._rest = outcome, sent, 0.0, b""
         self._parser, self._judged = httptools.HttpResponseParser(self), False
         self._over = asyncio.get_running_loop().create_future()
@@ -78,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a part of the body; most often it is one event."""
-        *events, self._rest = (self._rest + body).split(b"\n\n")
+        *events, self._rest = (self._rest + body).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             self._take(event)
 
@@ -94,16 +101,25 @@ class Connection(asyncio.Protocol):
     def _take(self, event: bytes) -> None:
         data, outcome = event.removeprefix(b"data:").lstrip(), self._outcome
         if data.startswith(b"[DONE]"):
-            self._judge("" if outcome.tokens else "the answer has no usage")
+            self._judge(self._shortage())
         elif data.startswith(b'{"error"'):
             self._judge(data[:_TEXT_MOST].decode(errors="replace"))
         elif _NO_CHOICE[0] in data or _NO_CHOICE[1] in data:
             outcome.tokens = msgspec.json.decode(data, type=_LastEvent).usage.completion_tokens
+        elif not data.startswith(b"{"):
+            return  # A comment, as servers send to keep a connection.
         elif self._newest:
             outcome.gaps_s.append(self._now - self._newest)
             self._newest = self._now
-        elif data.startswith(b"{"):
+        else:
             outcome.ttft_s, self._newest = self._now - self._sent, self._now
+
+    def _shortage(self) -> str:
+        """Return why an answer that came to its end is not the one that was asked for; empty if it is."""
+        made = self._outcome.tokens
+        if not made:
+            return "the answer has no usage"
+        return "" if made == self._wanted else f"the answer ended with {made} of {self._wanted} tokens"
 
     def _judge(self, error: str) -> None:
         """Note how the request went; only the first call counts. The answer may have bytes behind its last event."""
@@ -128,7 +144,7 @@ class Client:
         key = f"authorization: Bearer {plan.key}\r\n" if plan.key else ""
         self._head = f"POST {path}/v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n{key}".encode()
         self._idle: deque[Connection] = deque()
-        self._planned = [(one.at_s, self._encoded(plan.model, one)) for one in plan.requests]
+        self._planned = [(one.at_s, self._encoded(plan.model, one), one.output_len) for one in plan.requests]
 
     async def run(self) -> Seen:
         """Send each request at its time, and return when the last answer has ended."""
@@ -137,10 +153,10 @@ class Client:
         gc.disable()
         cpu, self._began = time.process_time(), time.perf_counter()
         tasks = []
-        for at_s, request in self._planned:
+        for at_s, request, wanted in self._planned:
             if (wait := self._began + at_s - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
-            tasks.append(loop.create_task(self._ask(at_s, request)))
+            tasks.append(loop.create_task(self._ask(at_s, request, wanted)))
         outcomes = await asyncio.gather(*tasks)
         seconds = time.perf_counter() - self._began
         self._close()
@@ -151,15 +167,15 @@ class Client:
         """Send the requests in order, `count` at a time; their times of arrival are ignored."""
         self._began, limit = time.perf_counter(), asyncio.Semaphore(count)
 
-        async def ask(request: bytes) -> Outcome:
+        async def ask(request: bytes, wanted: int) -> Outcome:
             async with limit:
-                return await self._ask(0.0, request)
+                return await self._ask(0.0, request, wanted)
 
-        outcomes = await asyncio.gather(*(ask(request) for _, request in self._planned))
+        outcomes = await asyncio.gather(*(ask(request, wanted) for _, request, wanted in self._planned))
         self._close()
         return outcomes
 
-    async def _ask(self, at_s: float, request: bytes) -> Outcome:
+    async def _ask(self, at_s: float, request: bytes, wanted: int) -> Outcome:
         sent = time.perf_counter()
         outcome = Outcome(sent - self._began, sent - self._began - at_s)
         try:
@@ -167,7 +183,7 @@ class Client:
         except OSError as error:
             outcome.error = f"no connection: {error}"
             return outcome
-        await connection.ask(request, outcome, sent)
+        await connection.ask(request, wanted, outcome, sent)
         if connection.transport is not None:
             self._idle.append(connection)
         return outcome
