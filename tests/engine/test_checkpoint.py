@@ -56,6 +56,7 @@ def test_before_and_since_transformers_5_say_the_same(tmp_path: Path) -> None:
     assert oldest.rope is not None
     assert (oldest.rope.kind, oldest.rope.factor, oldest.rope.theta) == ("linear", 2.0, 10_000.0)
     assert spec_of(tmp_path, rope_scaling=None).dtype == "float32"
+    assert spec_of(tmp_path, rope_parameters={"rope_type": "llama3", **scaling}, rope_scaling=scaling).rope
 
 
 def test_yarn_stretches_the_length_that_the_model_was_trained_for(tmp_path: Path) -> None:
@@ -136,6 +137,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "dynamic rope": ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
     "rope without factor": ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
     "rope factor zero": ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0"),
+    "two ropes": (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        "rope_parameters and rope_scaling differ",
+    ),
     "rope of another kind": ({"rope_scaling": [1]}, "rope_scaling is"),
     "partial rope": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
     "ids": ({"eos_token_id": "</s>"}, "token id is '</s>'"),

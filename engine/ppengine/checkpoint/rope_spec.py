@@ -44,7 +44,7 @@ def read_rope(data: dict[str, Any], max_position: int, head_dim: int, *, glm: bo
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises FieldError."""
     if head_dim % 2:
         raise FieldError(f"head_dim is {head_dim}; it must be even: rotary embeddings turn pairs")
-    given = typed(data, "rope_parameters", dict, {}) or typed(data, "rope_scaling", dict, {})
+    given = _given(data)
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind not in ROPE_KINDS or any(isinstance(value, dict) for value in given.values()):
         raise FieldError(f"rope type {shown(kind)} is not supported; these work: {', '.join(ROPE_KINDS)}")
@@ -78,6 +78,14 @@ def read_rope(data: dict[str, Any], max_position: int, head_dim: int, *, glm: bo
     if rope.stretched > MODEL_LEN_MOST:
         raise FieldError(f"rope factor {factor:g} makes {rope.stretched} positions; at most {MODEL_LEN_MOST}")
     return rope
+
+
+def _given(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the object with the parameters. Raises FieldError for two that differ: one of them would be ignored."""
+    new, old = (typed(data, key, dict, dict[str, Any]()) for key in ("rope_parameters", "rope_scaling"))
+    if new and any(new.get(key) != value for key, value in old.items()):
+        raise FieldError("rope_parameters and rope_scaling differ; write all into rope_parameters, remove the other")
+    return new or old
 
 
 def _width(both: dict[str, Any], head_dim: int) -> int:
