@@ -116,6 +116,24 @@ def test_a_stage_does_only_what_it_has(tmp_path: Path) -> None:
             first.logits(torch.zeros(1, 32))
 
 
+@pytest.mark.parametrize("family", ["opt", "qwen2"])
+def test_a_tied_head_with_other_numbers_is_refused(family: str, tmp_path: Path) -> None:
+    """transformers takes the head then; without a word, other tokens than there would come."""
+    folder = make_checkpoint(tmp_path, family, tie_word_embeddings=True)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    save_file({**tensors, "lm_head.weight": tensors[name].clone()}, file)
+    for stage in stages_of(folder, 2):
+        load_weights(stage, folder)
+    save_file({**tensors, "lm_head.weight": tensors[name] + 1.0}, file)
+    first, last = stages_of(folder, 2)
+    load_weights(first, folder)
+    for stage in (last, *stages_of(folder, 1)):
+        with pytest.raises(CheckpointError, match=rf"lm_head\.weight differs from {name}, and config\.json ties both"):
+            load_weights(stage, folder)
+
+
 def test_progress_counts_to_the_end(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     stage = stages_of(folder, 1)[0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +20,7 @@ from ppengine.models.stage_model import StageModel
 
 DUMMY_SCALE = 0.05
 """Standard deviation of dummy weights; those of norms are beside 1."""
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -26,31 +28,15 @@ def load_weights(model: StageModel, folder: Path, progress: Callable[[int, int],
     """Read the tensors of this stage's layers, and only those, from the checkpoint in `folder`.
 
     A tensor that is split over ranks is read in this rank's part alone. `progress` is called with tensors read and
-    tensors in all. Raises CheckpointError naming tensor, file and shapes if a tensor is missing or of another shape.
+    tensors in all. Raises CheckpointError naming tensor, file and shapes if a tensor is missing or of another shape,
+    and if a head that is tied to the embedding has other numbers.
     """
-    files = tensor_files(folder)
-    with ExitStack() as stack, torch.no_grad():
-        opened: dict[Path, Any] = {}
+    with _Checkpoint(folder) as checkpoint, torch.no_grad():
         for number, source in enumerate(model.sources, 1):
-            stored = _stored_name(source.name, files)
-            if stored is None:
-                held = ", ".join(sorted({path.name for path in files.values()}))
-                name = f"{source.name} {list(source.shape)}"
-                raise CheckpointError(f"{folder}: tensor {name} is in none of its files ({held})")
-            path = files[stored]
-            try:
-                if path not in opened:
-                    opened[path] = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-                tensor, shape = _read(opened[path], stored, source)
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{path}: tensor {stored}: {' '.join(str(error).split())}") from None
-            if tensor.dtype not in _WEIGHT_DTYPES:
-                works = ", ".join(WEIGHT_DTYPES)
-                raise CheckpointError(f"{path}: tensor {stored} is {tensor.dtype}; its type must be one of {works}")
-            if shape != source.shape:
-                made = list(source.shape)
-                raise CheckpointError(f"{path}: tensor {stored} is {list(shape)}; config.json makes it {made}")
+            tensor = checkpoint.read(source)
             source.target.copy_(source.arranged(tensor))
+            if model.last and model.spec.tie_word_embeddings and source.name.endswith(_EMBEDDING):
+                checkpoint.check_tied(source, tensor)
             if progress is not None:
                 progress(number, len(model.sources))
 
@@ -71,6 +57,54 @@ def init_dummy(model: StageModel, seed: int) -> None:
             if "norm" in name and name.endswith("weight"):
                 values.add_(1.0)
             source.target.copy_(source.arranged(values))
+
+
+class _Checkpoint:
+    """The safetensors files of a folder, each opened at its first tensor. Raises CheckpointError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, tensor_files(folder)
+        self._opened: dict[Path, Any] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read(self, source: Source) -> Tensor:
+        """Return the part of a tensor that `source` takes."""
+        stored = _stored_name(source.name, self._files)
+        if stored is None:
+            held = ", ".join(sorted({path.name for path in self._files.values()}))
+            name = f"{source.name} {list(source.shape)}"
+            raise CheckpointError(f"{self._folder}: tensor {name} is in none of its files ({held})")
+        path = self._files[stored]
+        try:
+            if path not in self._opened:
+                self._opened[path] = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            tensor, shape = _read(self._opened[path], stored, source)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: tensor {stored}: {' '.join(str(error).split())}") from None
+        if tensor.dtype not in _WEIGHT_DTYPES:
+            works = ", ".join(WEIGHT_DTYPES)
+            raise CheckpointError(f"{path}: tensor {stored} is {tensor.dtype}; its type must be one of {works}")
+        if shape != source.shape:
+            made = list(source.shape)
+            raise CheckpointError(f"{path}: tensor {stored} is {list(shape)}; config.json makes it {made}")
+        return tensor
+
+    def check_tied(self, source: Source, embedding: Tensor) -> None:
+        """Raise CheckpointError if there is a head with other numbers than the `embedding` that takes its place."""
+        if _HEAD not in self._files:
+            return
+        head, dtype = self.read(replace(source, name=_HEAD)), source.target.dtype
+        if not torch.equal(head.to(dtype), embedding.to(dtype)):
+            raise CheckpointError(
+                f"{self._files[_HEAD]}: {_HEAD} differs from {source.name}, and config.json ties both: "
+                f"set tie_word_embeddings to false there, or remove the tensor"
+            )
 
 
 def _read(file: Any, stored: str, source: Source) -> tuple[Tensor, tuple[int, ...]]:
