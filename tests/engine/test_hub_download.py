@@ -109,8 +109,8 @@ def test_a_download_goes_on_in_the_next_process(hub: Hub) -> None:
     hub.cuts.clear()
     fetched(model, weights=False)
     hub.cuts = [4_000]
-    # Before the listing, before the file, and behind its first bytes.
-    asked = iter([False] * 3)
+    # Before the listing, for each setting that is here, before the file, and behind its first bytes.
+    asked = iter([False] * 5)
     with pytest.raises(Stopped):
         fetch_model(model, print, lambda: next(asked, True))
     folder = Path(model.path)
@@ -123,6 +123,25 @@ def test_a_download_goes_on_in_the_next_process(hub: Hub) -> None:
     assert hub.requests[-1][1]["range"] == "bytes=4000-"
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
     assert not (folder / PARTS).exists()
+
+
+def test_files_that_are_here_are_checked_with_progress_until_a_stop(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large model it takes minutes; an operator sees it, and can end it."""
+    model = model_of("modelscope")
+    fetched(model)
+    folder = Path(model.path)
+    (folder / MARKER).unlink()
+    hub.requests.clear()
+    with pytest.raises(Stopped):
+        fetch_model(model, print, lambda: bool(hub.requests))
+    assert not (folder / MARKER).exists()
+    monkeypatch.setattr(fetch, "SAY_S", 0.0)
+    lines = fetched(model)
+    assert [line.partition(":")[0] for line in lines] == [
+        "checking tokenizer.json", "checking config.json", "checking model.safetensors",
+    ]  # fmt: skip
+    assert lines[-1].startswith("checking model.safetensors: 100 % of all, 10.0 KiB, ")
+    assert downloads(hub) == [] and (folder / MARKER).exists()
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -20,7 +20,7 @@ from ppengine.common.model_cache import REVISIONS
 from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.sizes import size_text
 from ppengine.hub.sites import SITES, RemoteFile
-from ppengine.hub.transfer import CHUNK, HubError, Stopped, Transfer, git_hasher
+from ppengine.hub.transfer import HubError, Stopped, Transfer, git_hasher
 from ppengine.protocol.error_text import shown
 
 MARKER, PARTS, LOCK = ".complete.json", ".parts", ".lock"
@@ -121,7 +121,7 @@ def bring(transfer: Transfer, folder: Path, files: list[RemoteFile], title: str,
 
     A file has its name only when its checksum was right. Until then it is in `PARTS`, named by that checksum.
     """
-    missing = [file for file in files if not _is(folder / file.path, file)]
+    missing = _missing(transfer, folder, files, say)
     parts = {file: folder / PARTS / (file.sha256 or file.git) for file in missing}
     total = sum(file.size for file in missing)
     needed = total - sum(part.stat().st_size for part in parts.values() if part.is_file())
@@ -140,6 +140,22 @@ def bring(transfer: Transfer, folder: Path, files: list[RemoteFile], title: str,
             part.unlink()
             raise HubError(f"{file.path} of {title}: {kind} is {hasher.hexdigest()}; the hub lists {right}; try again")
         part.replace(folder / file.path)
+
+
+def _missing(transfer: Transfer, folder: Path, files: list[RemoteFile], say: Callable[[str], None]) -> list[RemoteFile]:
+    """Return those of `files` that `folder` lacks, by their checksums: another commit may have as many bytes.
+
+    Raises Stopped, OSError.
+    """
+    here = [file for file in files if _has(folder / file.path, file.size)]
+    progress, same = _Progress(sum(file.size for file in here), say), set()
+    for file in here:
+        progress.file, hasher = f"checking {file.path}", _hasher(file)
+        with (folder / file.path).open("rb") as content:
+            transfer.feed(content, hasher, progress.came)
+        if hasher.hexdigest() == (file.sha256 or file.git):
+            same.add(file)
+    return [file for file in files if file not in same]
 
 
 class _Progress:
@@ -200,17 +216,6 @@ def _mark(folder: Path, files: list[RemoteFile]) -> None:
 
 def _hasher(file: RemoteFile) -> Any:
     return hashlib.sha256() if file.sha256 else git_hasher(file.size)
-
-
-def _is(path: Path, file: RemoteFile) -> bool:
-    """Return whether `path` has the bytes of `file`: another commit may have as many. Raises OSError."""
-    if not _has(path, file.size):
-        return False
-    hasher = _hasher(file)
-    with path.open("rb") as content:
-        while chunk := content.read(CHUNK):
-            hasher.update(chunk)
-    return bool(hasher.hexdigest() == (file.sha256 or file.git))
 
 
 def _has(path: Path, size: int) -> bool:

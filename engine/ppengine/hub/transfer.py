@@ -26,7 +26,7 @@ LISTING_MOST = 16 * 1024 * 1024
 REDIRECTS_MOST = 5
 _TRIES = 4
 """Broken connections in a row, without a new byte, after which a download ends."""
-CHUNK = 1 << 20
+_CHUNK = 1 << 20
 _BROKEN = (OSError, http.client.HTTPException)
 
 
@@ -86,10 +86,7 @@ class Transfer:
         """
         with part.open("ab+") as file:
             file.seek(0)
-            while chunk := file.read(CHUNK):
-                self._check()
-                hasher.update(chunk)
-                came(len(chunk))
+            self.feed(file, hasher, came)
             failures = 0
             while (have := file.tell()) < size:
                 try:
@@ -105,6 +102,13 @@ class Transfer:
                         raise HubError(f"{_host(url)}: {_reason(error)}, {_TRIES} times in a row") from None
                     time.sleep(self._pause_s)
 
+    def feed(self, file: IO[bytes], hasher: Any, came: Callable[[int], None]) -> None:
+        """Feed the bytes of a file that is here to `hasher`; gigabytes take a while. Raises Stopped, OSError."""
+        while chunk := file.read(_CHUNK):
+            self._check()
+            hasher.update(chunk)
+            came(len(chunk))
+
     def _rest(self, url: str, file: IO[bytes], size: int, hasher: Any, came: Callable[[int], None]) -> None:
         """Append the bytes behind those of `file`, as many as come. Raises HubError, Stopped, `_BROKEN`."""
         have = file.tell()
@@ -115,12 +119,12 @@ class Transfer:
                     raise HubError(f"{_host(url)}: bytes from {have} were requested; it sent {shown(begins, 60)}")
             else:
                 # This server sends whole files alone: those bytes are here.
-                while have and (chunk := answer.read1(min(have, CHUNK))):
+                while have and (chunk := answer.read1(min(have, _CHUNK))):
                     self._check()
                     have -= len(chunk)
             # One byte more than there should be shows a file that is too long.
             # `read1` gives what has come, so that a connection that stalls later loses nothing.
-            while chunk := answer.read1(min(CHUNK, size - file.tell() + 1)):
+            while chunk := answer.read1(min(_CHUNK, size - file.tell() + 1)):
                 self._check()
                 if file.tell() + len(chunk) > size:
                     raise HubError(f"{_host(url)}: more than the {size} bytes of its listing")
