@@ -23,6 +23,8 @@ from ppengine.http.request_fields import MESSAGES_MOST, STRUCTURE_MOST, VALUES_M
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.tool_fields import functions_of
 from ppengine.supervisor import http_port
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
 KEY = "k" * 20
 VALUES = (
@@ -123,6 +125,22 @@ async def test_many_short_prompts_are_tokenized_beside_the_loop(monkeypatch: pyt
     assert status == 200
     assert [each.prompt_token_ids for each in one.model.submitted] == [*map(encode, prompts), encode(prompts[0])]
     assert (threading.get_ident() in threads) == (count == 4) and len(threads) == 1
+
+
+@pytest.mark.parametrize("count", [1, 400], ids=["short", "long"])
+async def test_a_text_that_the_tokenizer_does_not_take_is_refused(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Backend(models.WordLevel({"a": 0}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    async with world("Fine.") as one:
+        monkeypatch.setattr(one.service.tokenizer, "_backend", words)
+        calls: dict[str, dict[str, Any]] = {
+            "/v1/completions": {"prompt": "other " * count}, "/tokenize": {"prompt": "other " * count},
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "other " * count}]},
+        }  # fmt: skip
+        for path, body in calls.items():
+            status, answer = await one.post(path, body)
+            assert status == 400 and answer["error"]["message"].startswith("the tokenizer fails: "), (path, answer)
+        assert not one.model.submitted
 
 
 async def test_more_tokens_than_a_turn_of_the_loop_takes_have_no_text() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from checkpoints import make_tokenizer
 from ppengine.checkpoint.chat_template import ChatTemplate
-from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.checkpoint.tokenizer import TextError, Tokenizer
 from ppengine.common.config import ConfigError
 from ppengine.protocol.chat_messages import Chat
 from tokenizers import Tokenizer as Backend
@@ -243,3 +243,64 @@ def test_a_long_text_has_the_ids_of_a_short_one(kind: str, request: pytest.Fixtu
     text = "Once upon a time, d\u00e9j\u00e0 vu \U0001f600. " * 50
     assert tokenizer.encode_long(text, special=True) == tokenizer.encode(text)
     assert tokenizer.encode_long(text, special=False) == tokenizer.encode_chat(text)
+
+
+# --- checkpoints whose tokenizer fails ------------------------------------------------------------------------
+
+WORDS = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "<unk>"}
+PANICS = {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+"""The Rust library panics at a text, which is no Exception to Python."""
+
+
+def changed(folder: Path, into: Path, **parts: object) -> Path:
+    """Return `into` with the tokenizer of `folder`, some parts of which are others."""
+    data = json.loads((folder / "tokenizer.json").read_bytes())
+    (into / "tokenizer.json").write_text(json.dumps({**data, **parts}))
+    return into
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [({"model": WORDS, "added_tokens": [], "post_processor": None}, r"Missing \[UNK\]"), (PANICS, "chunk size")],
+    ids=["a word without a token", "a panic"],
+)
+def test_a_text_that_the_tokenizer_does_not_take_is_refused(
+    parts: dict[str, object], reason: str, byte_level: Path, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(changed(byte_level, tmp_path, **parts))
+    for encode in (
+        tokenizer.encode, tokenizer.encode_chat, tokenizer.encode_bad_word,
+        lambda text: tokenizer.encode_long(text, special=True),
+    ):  # fmt: skip
+        for _ in range(2):
+            with pytest.raises(TextError, match=f"^the tokenizer fails: .*{reason}") as caught:
+                encode("zz")
+            assert isinstance(caught.value, ValueError) and isinstance(caught.value, ConfigError)
+
+
+def test_a_panic_at_loading_is_one_line(byte_level: Path, tmp_path: Path) -> None:
+    broken = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: the tokenizer fails: Precompiled: ") as caught:
+        Tokenizer.load(changed(byte_level, tmp_path, normalizer=broken))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_decoder_that_fails_does_not_end_an_output(byte_level: Path, tmp_path: Path) -> None:
+    word = Tokenizer.load(byte_level).token_text(10)
+    strip = {"type": "Strip", "content": word, "start": 0, "stop": 9}
+    tokenizer = Tokenizer.load(changed(byte_level, tmp_path, decoder=strip))
+    assert tokenizer.decode([10, 10]) == tokenizer.token_text(10) == "\ufffd"
+    stream = tokenizer.stream([])
+    assert "".join(map(stream.push, [10, 10, 10])) + stream.flush() == "\ufffd"
+
+
+def test_an_interrupt_is_none_of_its_failures(byte_level: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(byte_level)
+
+    class Interrupted:
+        def encode(self, text: str, **_: object) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokenizer, "_backend", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 
 from ppengine.checkpoint.special_tokens import special_tokens
 from ppengine.common.config import ConfigError
+from ppengine.common.one_line import one_line
 
 _UNFINISHED = "\ufffd"
 _LONGEST_TAIL = 64
@@ -18,6 +20,10 @@ _LONGEST_TAIL = 64
 
 _TAIL = 8
 """Tokens behind a long run that are decoded one by one; a character has at most four."""
+
+
+class TextError(ConfigError, ValueError):
+    """A text that the tokenizer of a checkpoint does not take, as one without a token for a word. One line."""
 
 
 class Tokenizer:
@@ -45,9 +51,9 @@ class Tokenizer:
                 f"{folder}: no tokenizer.json; save it with transformers' AutoTokenizer, or send token ids"
             )
         try:
-            backend = Backend.from_str(path.read_text("utf-8"))
-        except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception
-            raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+            backend = _call(Backend.from_str, path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {one_line(str(error))}") from None
         # What the file may carry for training batches has no place here: prompts are neither cut nor padded.
         backend.no_truncation()
         backend.no_padding()
@@ -61,28 +67,34 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens around it that tokenizer.json says.
 
-        Its word is final: transformers too ignores `add_bos_token` where there is a tokenizer.json.
+        Its word is final: transformers too ignores `add_bos_token` where there is a tokenizer.json. Raises TextError.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        ids: list[int] = _call(self._backend.encode, text, add_special_tokens=True).ids
         return ids
 
     def encode_long(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a long text; other threads go on meanwhile, as they do not in the other calls.
 
-        `special`: see `encode`; without it see `encode_chat`.
+        `special`: see `encode`; without it see `encode_chat`. Raises TextError.
         """
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=special)
+        (encoding,) = _call(self._backend.encode_batch_fast, [text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text
+        return self._text_of(ids, skip_special_tokens=True)
 
     def token_text(self, token: int) -> str:
         """Return the text of one token, also of a special one; part of a character becomes U+FFFD."""
-        text: str = self._backend.decode([token], skip_special_tokens=False)
+        return self._text_of([token], skip_special_tokens=False)
+
+    def _text_of(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Return a text; U+FFFD if the decoder of the checkpoint fails: an output goes on."""
+        try:
+            text: str = _call(self._backend.decode, ids, skip_special_tokens=skip_special_tokens)
+        except TextError:
+            return _UNFINISHED
         return text
 
     def fixed_text(self, token: int) -> str | None:
@@ -110,8 +122,8 @@ class Tokenizer:
         return DetokStream(self, prompt_ids or [], spoken or {})
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the ids of a text of the chat template, which brings its own special tokens."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        """Return the ids of a text of the chat template, which brings its own special tokens. Raises TextError."""
+        ids: list[int] = _call(self._backend.encode, text, add_special_tokens=False).ids
         return ids
 
     def encode_bad_word(self, word: str) -> list[list[int]]:
@@ -124,6 +136,21 @@ class Tokenizer:
         if not bare:
             raise ValueError(f"the bad word {word!r} has no tokens; every bad word needs at least one")
         return [bare] if spaced == bare else [bare, spaced]
+
+
+def _call(work: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Return what a call of the Rust library returns. Raises TextError if it fails; ValueError passes.
+
+    It raises bare Exception. A panic of it is no Exception to Python, and would end the process.
+    """
+    try:
+        return work(*given, **options)
+    except (ValueError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TextError(f"the tokenizer fails: {one_line(str(error))}") from None
 
 
 class DetokStream:

@@ -186,7 +186,10 @@ class Service:
         def encoded() -> list[list[int]]:
             return [one if isinstance(one, list) else self._ids(one, special=special) for one in prompts]
 
-        return await asyncio.to_thread(encoded) if sum(map(len, texts)) > INLINE_CHARACTERS else encoded()
+        try:
+            return await asyncio.to_thread(encoded) if sum(map(len, texts)) > INLINE_CHARACTERS else encoded()
+        except ValueError as error:
+            raise invalid(str(error), "prompt") from None
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         if len(text) > INLINE_CHARACTERS:
