@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ppengine.checkpoint.config_json import SETTING_MOST
 from ppengine.checkpoint.model_spec import CheckpointError, check_weights, read_spec, tensor_files
+from ppengine.checkpoint.special_tokens import special_tokens
+from ppengine.checkpoint.template_source import template_source
+from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.error_text import TEXT_MOST, one_line
 
@@ -86,6 +92,27 @@ def test_a_config_that_is_no_config_is_one_line(content: bytes, text: str, tmp_p
     with pytest.raises(CheckpointError, match=text) as caught:
         read_spec(tmp_path)
     is_one_line(str(caught.value))
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    """It would never open: the engine would hang before its first line."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"config\.json is no file"):
+        read_spec(tmp_path)
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "tokenizer.json": Tokenizer.load, "tokenizer_config.json": special_tokens,
+    "special_tokens_map.json": special_tokens, "chat_template.jinja": template_source,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_setting_beyond_all_sizes_is_not_read(name: str, tmp_path: Path) -> None:
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(SETTING_MOST + 1)
+    with pytest.raises(CheckpointError, match=rf"{name}: more than 134217728 bytes, the most that is read"):
+        READERS[name](tmp_path)
 
 
 # --- safetensors --------------------------------------------------------------------------------------------

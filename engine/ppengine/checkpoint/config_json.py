@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +15,8 @@ from ppengine.protocol.error_text import one_line, shown
 T = TypeVar("T")
 _JSON_MOST = 4 * 1024 * 1024
 """Bytes of a config.json; those of real models have at most 100,000."""
+SETTING_MOST = 128 * 1024 * 1024
+"""Bytes of each other file beside the weights."""
 IDS_MOST = 256
 """Token ids of one field."""
 
@@ -78,8 +82,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_as(path: Path, kind: Any, most: int) -> Any:
     """Return a JSON file of at most `most` bytes, decoded as `kind`. Raises CheckpointError."""
+    text = read_bytes(path, most)
     try:
-        with path.open("rb") as file:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {one_line(str(error))}") from None
+
+
+def read_bytes(path: Path, most: int = SETTING_MOST) -> bytes:
+    """Return a file of at most `most` bytes. A pipe, which would never open, is none. Raises CheckpointError."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CheckpointError(f"{path} is no file")
             text = file.read(most + 1)
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent}: no {path.name}; a model is a Hugging Face folder") from None
@@ -87,7 +102,4 @@ def read_as(path: Path, kind: Any, most: int) -> Any:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     if len(text) > most:
         raise CheckpointError(f"{path}: more than {most} bytes, the most that is read")
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {one_line(str(error))}") from None
+    return text

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ppengine.common.config import ConfigError
+from ppengine.checkpoint.config_json import SETTING_MOST, read_as
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -20,10 +18,8 @@ def read_optional(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, an empty one if there is no such file. Raises ConfigError."""
     if not path.is_file():
         return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    found: dict[str, Any] = read_as(path, dict[str, Any], SETTING_MOST)
+    return found
 
 
 def _texts(config: dict[str, Any]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ppengine.checkpoint.config_json import read_bytes
 from ppengine.checkpoint.special_tokens import read_optional
 from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
@@ -17,8 +18,8 @@ def template_source(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            return path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_bytes(path).decode()
+        except UnicodeDecodeError as error:
             raise ConfigError(one_line(f"{path}: {error}")) from None
     template = read_optional(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 
+from ppengine.checkpoint.config_json import read_bytes
 from ppengine.checkpoint.special_tokens import special_tokens
 from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
@@ -51,8 +52,8 @@ class Tokenizer:
                 f"{folder}: no tokenizer.json; save it with transformers' AutoTokenizer, or send token ids"
             )
         try:
-            backend = _call(Backend.from_str, path.read_text("utf-8"))
-        except (OSError, ValueError) as error:
+            backend = _call(Backend.from_str, read_bytes(path).decode())
+        except ValueError as error:
             raise ConfigError(f"{path}: {one_line(str(error))}") from None
         # What the file may carry for training batches has no place here: prompts are neither cut nor padded.
         backend.no_truncation()

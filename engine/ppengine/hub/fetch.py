@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ppengine.checkpoint.config_json import SETTING_MOST
 from ppengine.checkpoint.tensor_files import INDEX, SINGLE
 from ppengine.common.model_cache import REVISIONS
 from ppengine.common.profile_sections import ModelConfig
@@ -29,8 +30,6 @@ SETTINGS = (
     "chat_template.jinja",
 )  # fmt: skip
 """Files beside the weights that an engine reads. Nothing else is downloaded: no code, no pickled weights."""
-SETTING_MOST = 128 * 1024 * 1024
-"""Bytes of each of them."""
 SAY_S = 5.0
 """Seconds between two lines of progress."""
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
