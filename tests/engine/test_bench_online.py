@@ -7,12 +7,12 @@ import asyncio
 import itertools
 import json
 import statistics
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from ppengine.bench.__main__ import check_options, online_choices
 from ppengine.bench.http_client import Client
-from ppengine.bench.load_plan import Outcome, Plan, Seen, at_once, poisson
+from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, at_once, poisson
 from ppengine.bench.online_figures import Slo, figures, parse_slo, quantile, ratios, remarks, table
 from ppengine.bench.online_servers import serve_words
 from ppengine.bench.workload import Job, Sampling
@@ -124,7 +124,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def seen_by_client(script: Script, key: str = "") -> tuple[Seen, int]:
+async def seen_by_client(script: Script, key: str = "", requests: Sequence[Planned] = ()) -> tuple[Seen, int]:
     """Return what the client saw of a server that plays `script` for each request, and the number of connections."""
     connections = 0
 
@@ -141,7 +141,7 @@ async def seen_by_client(script: Script, key: str = "") -> tuple[Seen, int]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        plan = Plan(target=f"http://127.0.0.1:{port}", requests=at_once(JOBS), model="m", key=key)
+        plan = Plan(target=f"http://127.0.0.1:{port}", requests=[*requests] or at_once(JOBS), model="m", key=key)
         return await Client(plan).run(), connections
 
 
@@ -170,6 +170,19 @@ async def test_the_client_times_each_event_with_a_choice(end: bytes) -> None:
     sent = [json.loads(request.split(b"\r\n\r\n")[1]) for request in requests]
     assert {"prompt": [5, 6, 7], "temperature": 0.8, "top_k": 50, "seed": 0}.items() <= sent[0].items()
     assert sent[1]["prompt"] == [8] and "top_k" not in sent[1] and sent[1]["max_tokens"] == 3
+
+
+async def test_no_more_requests_are_reached_than_arrive() -> None:
+    """The gap before the first request is one of those that make the rate."""
+
+    async def script(_: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(chunk(EVENT) + chunk(USAGE) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    for seed in range(3):
+        seen, _ = await seen_by_client(script, requests=poisson(JOBS, 10.0, seed))
+        row = figures("x", "10/s", 10.0, seen, Slo(ttft_ms=1e6))
+        assert row.errors == 0 and row.reached_rate <= 10.0 and (row.good_rate or 0.0) <= 10.0
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Seen(msgspec.Struct, kw_only=True):
 
     outcomes: list[Outcome]
     seconds: float
-    """From the first sending to the end of the last answer."""
+    """From the start to the end of the last answer: the gap before the first request is a part of its rate."""
     busy: float
     """Share of one core that the client took."""
 

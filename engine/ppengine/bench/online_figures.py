@@ -60,7 +60,7 @@ class Figures(msgspec.Struct, kw_only=True):
     sent_rate: float
     """At which the client sent them: the arrivals of a good client."""
     reached_rate: float
-    """Requests a second that ended well, from the first sending to the last end."""
+    """Requests a second that ended well, from the start to the last end."""
     tokens_s: float
     ttft_ms: tuple[float, float, float]
     """p50, p90 and p99."""

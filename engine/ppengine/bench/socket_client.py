@@ -39,8 +39,7 @@ async def run(plan: Plan) -> Seen:
     seconds = time.perf_counter() - began
     reading.cancel()
     await asyncio.wait([reading])
-    first = min(one.sent_s for one in outcomes)
-    return Seen(outcomes=outcomes, seconds=seconds - first, busy=(time.process_time() - cpu) / seconds)
+    return Seen(outcomes=outcomes, seconds=seconds, busy=(time.process_time() - cpu) / seconds)
 
 
 async def _ask(link: FrontLink, submission: Submit, began: float, at_s: float) -> Outcome:
