@@ -20,7 +20,7 @@ def unseen(count, k, age_s=3.4, **changes):
     """Return stages of which the agent has seen none for a while; stage `k` holds step 8."""
     stages = pipeline_held_at(count, k, age_s)
     for index in range(count):
-        stages = with_stage(stages, index, sample_age_s=age_s, glanced=True, phase=None)
+        stages = with_stage(stages, index, sample_age_s=age_s, op_age_s=60.0, glanced=True, phase=None)
     return with_stage(stages, k, **{"process_state": "S", "wchan": FUTEX} | changes)
 
 
@@ -38,6 +38,7 @@ def test_first_stage_that_has_not_retired_is_named_alone(count, k):
     starved = [verdict for verdict in found if not verdict.root]
     assert {verdict.stage for verdict in starved} == set(range(k + 1, count))
     assert all("has not retired" in verdict.summary for verdict in starved), "an old operation is not shown"
+    assert all(verdict.since_s == 3.4 for verdict in starved), "nor its age"
 
 
 def test_stage_before_with_a_newer_step_is_no_second_root():
@@ -53,6 +54,22 @@ def test_main_thread_in_a_poll_may_wait_for_a_lost_message():
 def test_stage_that_has_stopped_is_named_without_an_agent():
     found = diagnose(stuck(unseen(3, 1, process_state="T", stopped_for_s=0.4), 3.4))
     assert roots(found) == [(1, "stopped")]
+
+
+def test_stop_behind_an_old_sample_is_as_long_as_it_was_seen():
+    """The agent is silent for 8 s, the stage stopped for 2.5 s. Its operation of then is no news of it."""
+    tracker, now_ns = EvidenceTracker(2, 10.0), 100 * SECOND
+    old = sample(1, pid=1001, op="receive", op_age_ms=5.0, op_peer=0, op_step=8)
+    for ago_s in (2.5, 1.0, 0.1):
+        at_ns = now_ns - int(ago_s * SECOND)
+        seen = Sighting(old, now_ns - 8 * SECOND, glance=Glance(at_ns, "T", "do_signal_stop"))
+        given = tracker.build(at_ns, None, {(1, 0): seen}, processes(stage_process(1, pid=1001)), None)
+    given = tracker.build(now_ns, None, {(1, 0): seen}, processes(stage_process(1, pid=1001)), None)
+    (found,) = diagnose(given)
+    assert (found.stage, found.cause, found.since_s) == (1, "stopped", pytest.approx(2.5))
+    assert found.summary == "stage 1 is stopped by a signal (pid 1001, state T)"
+    assert not any("receive" in line for line in found.evidence)
+    assert "missing: a sample of this moment; the newest is 8.0s old" in found.evidence
 
 
 def test_agent_that_is_silent_is_no_fault_while_steps_retire():

@@ -60,6 +60,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     process_state: str | None = None
     glanced: bool = False
     """Whether the kernel state is newer than the sample: the gateway has read it, since the agent is silent."""
+    state_age_s: float | None = None
+    """Age of the kernel state, of whichever look is newer."""
     stopped_for_s: float | None = None
     """From the first to the newest sample of an unbroken run of stops and frosts; of t, as far as nothing moved."""
     tracer: str | None = None

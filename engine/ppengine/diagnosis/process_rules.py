@@ -12,7 +12,7 @@ from pathlib import PurePath
 import msgspec
 
 from ppengine.common.oom_kills import OOM_KILLER
-from ppengine.diagnosis.budgets import is_lost, is_stopped
+from ppengine.diagnosis.budgets import is_lost, is_stopped, is_unseen
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.device_evidence import device_lines
 from ppengine.diagnosis.evidence import Key, StageEvidence
@@ -226,11 +226,14 @@ def _suggest(stage: StageEvidence, cause: Cause) -> str:
 
 
 def _stopped(stage: StageEvidence) -> Verdict:
-    since = (stage.stopped_for_s or 0.0) + (stage.sample_age_s or 0.0)
-    within = f" in {doing(stage)}" if stage.op not in (None, "idle") else ""
+    since, unseen = (stage.stopped_for_s or 0.0) + (stage.state_age_s or 0.0), is_unseen(stage)
+    within = f" in {doing(stage)}" if stage.op not in (None, "idle") and not unseen else ""
     state = TRACED if stage.process_state == TRACED else "T"
     evidence = [f"pid {stage.pid}: process state {state} for {seconds(since)}"]
-    evidence += [f"open operation: {doing(stage)}"] if stage.op else []
+    if unseen:
+        evidence.append(f"missing: a sample of this moment; the newest is {seconds(stage.sample_age_s)} old")
+    elif stage.op:
+        evidence.append(f"open operation: {doing(stage)}")
     evidence += [f"holds a step unretired for {seconds(stage.unretired_age_s)}"] if stage.unretired_age_s else []
     by = f"a signal (pid {stage.pid}, state T)"
     suggest = f"ppconsole continue {stage.stage} (or: kill -CONT {stage.pid})"

@@ -18,24 +18,26 @@ def sufferers(case: Case) -> list[Verdict]:
 
 
 def _suffering(stage: StageEvidence, case: Case) -> Verdict | None:
-    if is_lost(stage) or (stage.op_age_s or 0.0) < SUFFERS_AFTER_S:
+    chain, guilty = case.graph.follow(main_of(stage), soft=True), case.guilty
+    # The operation of an old sample is no longer the present one.
+    unseen = is_unseen(stage)
+    since = chain[0].since_s if unseen and chain else stage.op_age_s or 0.0
+    if is_lost(stage) or since < SUFFERS_AFTER_S:
         return None
-    chain = case.graph.follow(main_of(stage), soft=True)
-    guilty = case.guilty
     reached = next((wait for wait in chain if _is_guilty(wait.on, guilty)), None)
     if reached is None:
         return None
     cause: Cause = "blocked" if stage.op in ("room", "send") else "starved"
     root = "the engine core" if reached.on.kind == "core" else case.at(reached.on).name
     between = _between(stage, chain, reached)
-    does = chain[0].text if is_unseen(stage) else doing(stage)
+    does = chain[0].text if unseen else doing(stage)
     via = f" through {between}" if between and between != root else ""
     return Verdict(
         stage=stage.stage,
         rank=stage.shown_rank,
         cause=cause,
         summary=f"{stage.name} is {cause} {'on' if cause == 'blocked' else 'by'} {root}{via}: {does}",
-        since_s=stage.op_age_s or 0.0,
+        since_s=since,
         evidence=[f"waits for {chain[0].on}: {chain[0].text}", f"process state {stage.process_state or 'unknown'}"],
         suggest=f"see {root}",
         root=False,

@@ -234,6 +234,7 @@ class EvidenceTracker:
             base,
             process_state=state.state,
             glanced=seen.glance is not None,
+            state_age_s=max(0.0, (now_ns - state.mono_ns) / 1e9),
             oom_kills=history.note_kills(sample.oom_kills, seen.mono_ns),
             main_state=sample.main_state if seen.glance is None else state.state,
             tracer=state.tracer,
