@@ -187,6 +187,20 @@ def test_a_restarted_stage_is_followed_to_its_new_ring(config):
     assert sampler.look().stages == []
 
 
+def test_time_without_a_core_is_excused_by_a_full_host_of_the_same_moment(config, monkeypatch):
+    """The agent was stopped meanwhile, or had no core itself; no processor has idled."""
+    waited_ns = 0
+    monkeypatch.setattr(procfs, "waited_ns", lambda pid, *thread: waited_ns)
+    monkeypatch.setattr(procfs, "idle_s", lambda usable: 5.0)
+    with stage_process(config):
+        sampler = Sampler(config)
+        sampler.look()
+        time.sleep(1.1)
+        waited_ns = 1_000_000_000
+        (seen,) = sampler.look().stages
+        assert seen.starved is None
+
+
 def test_a_thread_that_maps_is_seen_at_it_and_its_dead_predecessor_is_not(tmp_path):
     main, maps = tmp_path / "main.ring", tmp_path / "map.ring"
     RingWriter(main, "main", 0, 0)

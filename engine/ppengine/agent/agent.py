@@ -86,6 +86,8 @@ class Sampler:
             watch.update(found[key])
             if watch.pid not in (before, None):
                 log.info("watching %s, pid %d", self._groups.text(Place(*key)), watch.pid)
+        # Before the waits of stages, which a full host excuses: this process may have been stopped for seconds.
+        self._host_load.look_idle()
         paused_ns = self.pauses.total_ns()
         seen = [
             (self._watches[key], self._watches[key].look(self._host_load, paused_ns)) for key in sorted(self._watches)
@@ -93,7 +95,6 @@ class Sampler:
         self.pids = {(watch.stage, watch.rank): watch.pid for watch, _ in seen if watch.pid is not None}
         stages = [sample for _, sample in seen if sample is not None]
         late_claims.settle(stages)
-        self._host_load.look_idle()
         if not all(watch.by_device for watch, _ in seen):
             self._host_load.look({sample.pid: sample.cpu_s for sample in stages if sample.cpu_s is not None})
         self._edges.look(time.monotonic_ns(), stages, self._watches, paused_ns)
