@@ -115,6 +115,31 @@ def test_chat_is_that_of_transformers(byte_level: Path) -> None:
     assert ours.encode_chat(text) == ids
 
 
+TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+MARKED = (
+    "{% set word = 'out' %}{% for message in messages %}{% generation %}{% set word = message.role %}"
+    "{{ word }}: {{ message.content }}{% endgeneration %};{{ word }} {% endfor %}"
+)
+"""As trainers mark the assistant's text."""
+
+
+def test_named_templates_and_marked_text_are_those_of_transformers(byte_level: Path, tmp_path: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(byte_level)
+    for template in (MARKED, {"default": "plain {{ messages | length }}", "tool_use": "with {{ tools | length }}"}):
+        theirs.chat_template = template
+        theirs.save_pretrained(tmp_path)
+        for tools in (None, [TOOL]):
+            expected = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
+            chat = Chat(messages=CHAT, tools=tools, add_generation_prompt=False)
+            assert ChatTemplate.load(tmp_path).render(chat, 1000) == expected
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
+    (tmp_path / "chat_template.jinja").unlink()
+    config = {"chat_template": [{"name": name, "template": name} for name in ("default", "tool_use")]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = [ChatTemplate.load(tmp_path).render(Chat(messages=CHAT, tools=tools), 99) for tools in (None, [TOOL])]
+    assert made == ["default", "tool_use"]
+
+
 def test_template_may_stand_in_the_config_and_cannot_leave_its_sandbox(tmp_path: Path) -> None:
     config = tmp_path / "tokenizer_config.json"
 

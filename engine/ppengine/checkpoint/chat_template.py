@@ -11,11 +11,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing_extensions import override
 
 from ppengine.checkpoint.special_tokens import special_tokens
-from ppengine.checkpoint.template_source import template_source
+from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
 from ppengine.protocol.chat_messages import Chat
@@ -29,12 +32,12 @@ class TooLongError(ConfigError):
 
 
 class ChatTemplate:
-    """Template of a checkpoint, compiled at the first chat."""
+    """Template of a checkpoint, compiled at the first chat; `tool_use` is another one for chats with tools."""
 
-    def __init__(self, source: str, special: dict[str, str]) -> None:
-        self._source = source
+    def __init__(self, source: str, special: dict[str, str], tool_use: str | None = None) -> None:
+        self._source, self._tool_use = source, tool_use
         self._special = special
-        self._compiled: Template | None = None
+        self._compiled: dict[str, Template] = {}
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
@@ -42,7 +45,7 @@ class ChatTemplate:
         source = template_source(folder)
         if source is None:
             raise ConfigError("this model has no chat template; send the prompt as plain text")
-        return cls(source, special_tokens(folder))
+        return cls(source, special_tokens(folder), template_source(folder, TOOL_USE))
 
     def render(self, chat: Chat, most: int) -> str:
         """Return the text of `chat`, ready for the assistant's answer unless it says otherwise.
@@ -58,14 +61,15 @@ class ChatTemplate:
             raise ConfigError(f"chat template: {one_line(_reason(error), _REASON_MOST)}") from None
 
     def _render(self, chat: Chat, most: int) -> str:
-        if self._compiled is None:
-            self._compiled = _environment().from_string(self._source)
+        source = self._source if chat.tools is None or self._tool_use is None else self._tool_use
+        if source not in self._compiled:
+            self._compiled[source] = _environment().from_string(source)
         pieces, size = [], 0
         names = {
             **self._special, **chat.options, "messages": chat.messages, "tools": chat.tools, "documents": None,
             "add_generation_prompt": chat.add_generation_prompt,
         }  # fmt: skip
-        for piece in self._compiled.generate(names):
+        for piece in self._compiled[source].generate(names):
             size += len(piece)
             if size > most:
                 raise TooLongError(f"chat template: its text has more than {most} characters; at most {most} would fit")
@@ -89,6 +93,17 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:_REASON_MOST]}"
 
 
+class _Generation(Extension):
+    """The blocks `generation`, by which trainers find the assistant's text; here they are that text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    @override
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox that chat templates run in, with the helpers that they expect."""
 
@@ -103,7 +118,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         return datetime.now().strftime(form)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = now

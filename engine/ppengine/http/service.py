@@ -14,7 +14,7 @@ import msgspec
 
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
 from ppengine.checkpoint.prompt_encoder import PromptEncoder
-from ppengine.checkpoint.template_source import template_source
+from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
@@ -81,7 +81,9 @@ class Service:
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
         self._encoder = PromptEncoder(self.tokenizer, config.max_model_len)
         http = config.profile.http
-        self.reply_form = form_of(template_source(Path(config.model_path)), http.tool_parser, http.reasoning)
+        folder = Path(config.model_path)
+        template = template_source(folder, TOOL_USE) or template_source(folder)
+        self.reply_form = form_of(template, http.tool_parser, http.reasoning)
         self._spoken = self.tokenizer.special_ids(self.reply_form.special)
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> tuple[str, list[Generation]]:
