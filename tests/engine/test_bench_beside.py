@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from fake_vllm import install
-from ppengine.bench.__main__ import check_options, make_rounds
+from ppengine.bench.__main__ import check_options, make_rounds, parse
 from ppengine.bench.beside import Vllm, check_installed, vllm_arguments
 from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.vllm_worker.drawn_weights import DrawnWeights
@@ -83,6 +83,18 @@ def arguments(**fields: object) -> argparse.Namespace:
     own = {"workload": [], "scale": 1.0, "requests": 32, "prompt_len": "16:128", "output_len": 64, "prompts": None}
     online = {"online": False, "rate": [], "load": [], "url": None, "slo": None}
     return argparse.Namespace(**{**own, **online, "seed": 0, **fields})
+
+
+@pytest.mark.parametrize("words", [["--gbps", "-5"], ["--gbps", "0"], ["--tflops", "nan"]], ids="=".join)
+def test_a_device_has_rates_above_zero(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "tiny", *words])
+    with pytest.raises(SystemExit) as caught:
+        parse()
+    assert (
+        caught.value.code == 2 and f"argument {words[0]}: {words[1]} is not a number above 0" in capsys.readouterr().err
+    )
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
