@@ -215,6 +215,11 @@ class FaultDesk:
         if waiting.failed and waiting.begins in self._on:
             self._on.remove(waiting.begins)
             waiting.begins.take_back()
+            # One of several stages may have begun it, and a stopped one would do so later.
+            for place in waiting.begins.places(self._config.stages):
+                with contextlib.suppress(zmq.ZMQError):
+                    message = Lift(command.id, of=command.id)
+                    self.socket.send_multipart([identity(place), encode(message)], zmq.NOBLOCK)
         text = "; ".join(waiting.texts) or "no fault is on"
         return Outcome(id=command.id, op=_op(command), state="failed" if waiting.failed else "applied", text=text)
 

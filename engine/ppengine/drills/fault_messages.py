@@ -16,9 +16,10 @@ class Inject(msgspec.Struct, tag="inject", array_like=True):
 
 
 class Lift(msgspec.Struct, tag="lift", array_like=True):
-    """End every fault that can be ended."""
+    """End every fault that can be ended; with `of`, that of this `Inject` alone, which may not have been read yet."""
 
     id: str
+    of: str = ""
 
 
 class Done(msgspec.Struct, tag="done", array_like=True):

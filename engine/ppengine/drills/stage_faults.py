@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -65,6 +65,15 @@ class StageFaults:
         return at.StandIn(runner, points, execute="step")
 
 
+class _Begun(NamedTuple):
+    """A fault that is on, by the id of its `Inject`. `undo` ends one that has no point."""
+
+    id: str
+    kind: Kind
+    fault: at.Fault | None
+    undo: Callable[[], None] | None
+
+
 class FaultThread(threading.Thread):
     """Takes `Inject` and `Lift` from the gateway. It works while the step loop is stuck, except without the GIL."""
 
@@ -78,7 +87,7 @@ class FaultThread(threading.Thread):
         super().__init__(name="faults", daemon=True)
         self._points, self._parts = points, parts
         self._closed = threading.Event()
-        self._on: list[tuple[Kind, at.Fault | None, Callable[[], None] | None]] = []
+        self._on: list[_Begun] = []
         self._deadly: list[tuple[at.Fault, str]] = []
         self._context, self._config = context, config
 
@@ -92,7 +101,8 @@ class FaultThread(threading.Thread):
         try:
             while not self._closed.is_set():
                 if socket.poll(_POLL_MS):
-                    socket.send(encode(self._serve(codec, socket.recv())))
+                    for done in self._serve(codec, _received(socket)):
+                        socket.send(encode(done))
                     self._kill()
         finally:
             socket.close()
@@ -103,30 +113,37 @@ class FaultThread(threading.Thread):
         if self.is_alive() and threading.current_thread() is not self:
             self.join()
 
-    def _serve(self, codec: Codec, body: bytes) -> Done:
-        stage, rank, message = self._parts.stage, self._parts.rank, None
-        try:
-            message = codec.decode(body)
-            if isinstance(message, Inject):
-                return Done(message.id, stage, text=self._inject(find(message.kind), message.stage), rank=rank)
+    def _serve(self, codec: Codec, bodies: list[bytes]) -> Iterator[Done]:
+        """Follow messages, and yield an answer to each. An `Inject` that a later one takes back does not begin."""
+        stage, rank, messages = self._parts.stage, self._parts.rank, list[Any]()
+        for body in bodies:
+            try:
+                messages.append(codec.decode(body))
+            except ProtocolError as error:
+                yield Done("", stage, error=str(error), rank=rank)
+        taken_back = {message.of for message in messages if isinstance(message, Lift)}
+        for message in messages:
             if isinstance(message, Lift):
-                self._lift()
-                return Done(message.id, stage, rank=rank)
-        except (FaultError, ProtocolError) as error:
-            return Done(getattr(message, "id", ""), stage, error=str(error), rank=rank)
-        return Done("", stage, error="not a message for the fault thread", rank=rank)
+                self._lift(message.of)
+                yield Done(message.id, stage, rank=rank)
+            elif isinstance(message, Inject) and message.id not in taken_back:
+                try:
+                    text = self._inject(message.id, find(message.kind), message.stage)
+                    yield Done(message.id, stage, text=text, rank=rank)
+                except FaultError as error:
+                    yield Done(message.id, stage, error=str(error), rank=rank)
 
-    def _inject(self, kind: Kind, aim: int) -> str:
+    def _inject(self, number: str, kind: Kind, aim: int) -> str:
         if kind.gpu and self._parts.buffers is None:
             raise FaultError(f"{kind.name} strikes a GPU, and {self._parts.name} has none")
         if kind.how == "arm":
-            self._on.append((kind, None, kind.act(self._parts)))
+            self._on.append(_Begun(number, kind, None, kind.act(self._parts)))
             return f"{kind.name} at {self._parts.name} is on"
         assert isinstance(self._parts, at.StageParts)  # the core has no points
         fault, point = at.Fault(kind, self._parts, aim), self._point(kind, self._parts)
         if kind.prepare is not None:
             fault.tool = kind.prepare(self._parts)
-        self._on.append((kind, fault, None))
+        self._on.append(_Begun(number, kind, fault, None))
         if kind.effect == "death":
             self._deadly.append((fault, point))
         else:
@@ -148,11 +165,20 @@ class FaultThread(threading.Thread):
             raise FaultError(f"{kind.name} strikes a send, and {parts.name} sends to no other stage")
         return kind.point
 
-    def _lift(self) -> None:
-        lifted = [entry for entry in self._on if entry[0].clears]
-        self._on = [entry for entry in self._on if not entry[0].clears]
-        for _, fault, undo in lifted:
-            if fault is not None:
-                self._points.lift(fault)
-            if undo is not None:
-                undo()
+    def _lift(self, number: str) -> None:
+        """End the fault of one `Inject`, or all if there is no number, as far as they can be ended."""
+        lifted = [entry for entry in self._on if entry.kind.clears and number in ("", entry.id)]
+        self._on = [entry for entry in self._on if entry not in lifted]
+        for entry in lifted:
+            if entry.fault is not None:
+                self._points.lift(entry.fault)
+            if entry.undo is not None:
+                entry.undo()
+
+
+def _received(socket: zmq.Socket[bytes]) -> list[bytes]:
+    """Return the messages that are here: several, if the process was stopped."""
+    bodies = [socket.recv()]
+    while socket.poll(0):
+        bodies.append(socket.recv())
+    return bodies
