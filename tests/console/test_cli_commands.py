@@ -18,9 +18,10 @@ import msgspec
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
+from ppconsole.cli import effects
 from ppconsole.model import memory_change
 from ppconsole.view.commands import cli_line, shell_line
-from ppengine.protocol import kept_files
+from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.kept_files import EngineEnd
@@ -346,8 +347,24 @@ VERBS = [
 ]
 
 
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeGateway], None]:
+    """Return a function after which a fake gateway, whose process is that of the test, has ended with a command."""
+    return lambda fake: monkeypatch.setattr(discovery, "alive", lambda record: not fake.commands)
+
+
+def test_a_stop_that_takes_too_long_is_reported(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(effects, "STOP_S", 0.2)
+    run = cli("stop")
+    assert run.code == 5 and run.out.startswith("stop applied")
+    assert run.err.endswith(f"error: engine {fake.id} is stopping and has not ended in 0.2 s\n")
+
+
 @pytest.mark.parametrize(("arguments", "verb"), VERBS, ids=[" ".join(arguments) for arguments, _ in VERBS])
-def test_effect(cli: Cli, fake: FakeGateway, arguments: list[str], verb: object) -> None:
+def test_effect(
+    cli: Cli, fake: FakeGateway, ends: Callable[[FakeGateway], None], arguments: list[str], verb: object
+) -> None:
+    ends(fake)
     run = cli(*arguments, "--reason", "a test")
     assert run.code == 0, run.err
     assert run.out == f"{arguments[0]} applied at step 18413" + (
@@ -360,8 +377,11 @@ def test_effect(cli: Cli, fake: FakeGateway, arguments: list[str], verb: object)
 
 
 @pytest.mark.parametrize("verb", [verb for _, verb in VERBS], ids=[" ".join(arguments) for arguments, _ in VERBS])
-def test_the_line_that_the_console_copies_does_the_same(cli: Cli, verb: Verb) -> None:
+def test_the_line_that_the_console_copies_does_the_same(
+    cli: Cli, ends: Callable[[FakeGateway], None], verb: Verb
+) -> None:
     with FakeGateway(name="rv 1") as fake:
+        ends(fake)
         program, *words = shlex.split(cli_line(verb, fake.name))
         run = cli(*words)
         assert (program, run.code) == ("ppconsole", 0), run.err

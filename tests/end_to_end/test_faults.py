@@ -264,6 +264,7 @@ async def test_stop_ends_a_degraded_engine(lost_engine: Served) -> None:
         await kill_and_name(op, LAST)
         ran = await op.cli("stop", "--json")
         assert ran.code == 0, ran
+        assert lost_engine.engine.process.poll() == 0, "another engine of that name can be started at once"
         lost_engine.ended(0, "stopped by command")
 
 

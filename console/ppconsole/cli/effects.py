@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ppconsole.link.engine_link import EngineLink
 
 STOP_S = 10.0
-"""Seconds within which the engine must end, if the link breaks at a stop: then the stop was applied."""
+"""Seconds within which the engine must end at a stop; if the link breaks meanwhile, the stop was applied."""
 
 
 def verb_command(name: str) -> click.Command:
@@ -122,7 +122,14 @@ async def send(link: EngineLink, verb: Verb, common: Common, effect: Effect) -> 
     finally:
         command.cancel()
         await asyncio.gather(command, return_exceptions=True)
-    return show_refused(end, name, common) if isinstance(end, Refused) else show_outcome(end, name, common)
+    if isinstance(end, Refused):
+        return show_refused(end, name, common)
+    code = show_outcome(end, name, common)
+    ends = row.ends_engine and end.state == "applied" and not link.record.remote
+    if ends and not await has_ended(link.record, STOP_S):
+        # Its name is free, and its memory, behind its end alone.
+        raise exits.Failure(f"engine {link.record.id} is stopping and has not ended in {STOP_S:g} s", exits.TIMEOUT)
+    return code
 
 
 def show_refused(refused: Refused, name: str, common: Common) -> int:
