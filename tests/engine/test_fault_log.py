@@ -74,6 +74,19 @@ def test_an_end_is_news_until_a_later_process_of_its_place_serves_and_for_a_whil
     assert log.end((1, 0), 902 * S) is None
 
 
+@pytest.mark.parametrize(("gateway_s", "news"), [(None, False), (1.1, True), (1.6, False)])
+def test_an_end_that_no_gateway_has_shown_is_news(gateway_s: float | None, news: bool) -> None:
+    """The gateway before was killed with the stage, and all serve again before this one begins."""
+    log = FaultLog(since_ns=2 * S)
+    facts: list[Fact] = [exited(1, 1), serving(1.2, 1, 2)]
+    if gateway_s is not None:
+        ended = Exited(mono_ns=int(gateway_s * S), role="gateway", place=None, generation=1, pid=7, exit_code=-9)
+        facts.append(ended)
+    for fact in facts:
+        log.take(fact)
+    assert (log.end((1, 0), 3 * S) is not None) == news
+
+
 def test_an_end_that_is_over_before_it_was_judged_is_shown_from_the_first_judgement() -> None:
     log = log_of(exited(1, 1), serving(1.3, 1, 2))
     assert log.end((1, 0), 60 * S) is not None

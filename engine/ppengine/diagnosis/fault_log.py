@@ -26,7 +26,8 @@ FACTS_KEPT = 100
 """Most facts about all stages."""
 _CoreFact = LinkBroke | GenerationBegan | Serving
 NEAR_NS = 500_000_000
-"""Nanoseconds by which an end may come before the broken wire that it explains, or before a finding of its process.
+"""Nanoseconds by which an end may come before the broken wire that it explains, before a finding of its process, or
+before the end of a gateway that had no time to show it.
 
 The core waits as long for an exit status, and ages of findings are those of a report.
 """
@@ -77,8 +78,10 @@ class FaultLog:
     """The two newest ends of each place, the newest broken wire, and the processes that served last."""
 
     def __init__(self, since_ns: int = 0) -> None:
-        """`since_ns`: an end that was over by then is no news; another gateway has shown it."""
+        """`since_ns`: an end that was over by then is no news; another gateway has shown it, unless it had ended."""
         self._since_ns = since_ns
+        self._gateway_ns = 0
+        """End of the gateway before this one; 0: there was none, or it is not known yet."""
         self._ends: dict[Key, list[End]] = {}
         """In the order of their generations."""
         self._facts: list[_CoreFact] = []
@@ -102,6 +105,8 @@ class FaultLog:
                 if fact.place is not None:
                     end = self._end(fact.place, fact.generation)
                     end.exited = min(end.exited or fact, fact, key=lambda one: one.mono_ns)
+                elif fact.role == "gateway":
+                    self._gateway_ns = max(self._gateway_ns, fact.mono_ns)
                 elif fact.role in ("core", "supervisor") and (self._core is None or fact.mono_ns > self._core.mono_ns):
                     self._core, self._core_shown_ns = fact, None
             case Lost():
@@ -122,7 +127,7 @@ class FaultLog:
         end.shown_ns = end.shown_ns or now_ns
         if self.served is None or dict(self.served.processes).get(Place(*key), 0) <= end.generation:
             return end
-        over = now_ns - end.shown_ns >= SHOWN_NS or self.served.mono_ns <= self._since_ns
+        over = now_ns - end.shown_ns >= SHOWN_NS or self._was_shown(end.at_ns, self.served)
         return None if over else end
 
     def core_end(self, now_ns: int) -> Exited | None:
@@ -136,7 +141,7 @@ class FaultLog:
         self._core_shown_ns = self._core_shown_ns or now_ns
         if self.served is None or self.served.mono_ns < end.mono_ns:
             return end
-        over = now_ns - self._core_shown_ns >= SHOWN_NS or self.served.mono_ns <= self._since_ns
+        over = now_ns - self._core_shown_ns >= SHOWN_NS or self._was_shown(end.mono_ns, self.served)
         return None if over else end
 
     def note_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
@@ -172,6 +177,10 @@ class FaultLog:
             return (loss,)
         since_s = (now_ns - healed.mono_ns) / 1e9
         return (replace(loss, healed_s=since_s, recomputed=healed.recomputed),)
+
+    def _was_shown(self, end_ns: int, served: Serving) -> bool:
+        """Return whether an end was over before this gateway began, and another one had the time to show it."""
+        return served.mono_ns <= self._since_ns and not 0 < self._gateway_ns - NEAR_NS <= end_ns
 
     def _arrange(self) -> None:
         """Find the newest broken wire, and the generations that began and served after it."""
