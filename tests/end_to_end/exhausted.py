@@ -69,7 +69,7 @@ def starved(pid: int) -> Iterator[None]:
 
 def renderer(engine: Served) -> int:
     """Return the process of chat templates."""
-    found = procfs.children([engine.pids["core"]])
+    found = procfs.children([engine.pids["texts"]])
     return next(pid for pid, (_, module) in found.items() if module == "ppengine.templates")
 
 

@@ -74,6 +74,7 @@ class Served:
         self._processes = 4 if parallel["executor"] == "ray" else 3 + self.stages * parallel.get("tensor", 1)
         http = msgspec.to_builtins(profile).get("http", {})
         self._processes += http.get("processes", 1) if http.get("listen") else 0
+        self._processes += not msgspec.to_builtins(profile).get("model", {}).get("skip_tokenizer", False)
         backends = msgspec.to_builtins(profile).get("tiers", {}).get("backends")
         self._processes += self.stages * parallel.get("tensor", 1) if backends else 0
         self._serves_s = 250 if parallel["executor"] == "ray" else 100

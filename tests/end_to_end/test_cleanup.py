@@ -44,7 +44,7 @@ def start(runtime: Path) -> Iterator[Start]:
             command += ["--set", setting]
         engines.append(Engine(runtime, command, launch=launch))
         if serves:
-            engines[-1].find_processes(3 + stages)
+            engines[-1].find_processes(4 + stages)
             serve(engines[-1])
         return engines[-1]
 

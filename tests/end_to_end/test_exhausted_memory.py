@@ -50,7 +50,7 @@ def gone(pid: int) -> bool:
 
 def other_renderer(engine: Served, old: int) -> int | None:
     """Return the process of chat templates that has followed another one."""
-    found = procfs.children([engine.pids["core"]])
+    found = procfs.children([engine.pids["texts"]])
     return next((pid for pid, (_, module) in found.items() if module == "ppengine.templates" and pid != old), None)
 
 
@@ -123,7 +123,7 @@ async def test_chats_go_on_without_descriptors_or_memory_of_their_process(engine
             assert await tokens() == expected and renderer(engine) == old
         with starved(old):
             assert await tokens() == expected and gone(old)
-    assert f"the process of chat templates has ended: {WORDS}" in (engine.engine.run_dir / "core.log").read_text()
+    assert f"the process of chat templates has ended: {WORDS}" in (engine.engine.run_dir / "texts.log").read_text()
 
 
 async def test_a_chat_that_is_killed_for_memory_is_refused_alone(engine: Served) -> None:

@@ -1,4 +1,4 @@
-"""A core with the real process of chat templates, and a checkpoint whose template the test writes."""
+"""The encoder of texts with its real child, and a checkpoint whose template the test writes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from core_world import VOCAB, CoreWorld
+from core_world import VOCAB
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import ModelConfig
+from ppengine.common.template_process import TemplateProcess
 from ppengine.protocol.chat_messages import FromRenderer
-from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.frames import Codec
-from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.text_messages import Encode, Encoded
 from ppengine.protocol.verbs import Submit
+from ppengine.texts.submission_encoder import SubmissionEncoder
+
+MAX_MODEL_LEN = 64
 
 
 class Letters:
@@ -40,45 +45,59 @@ class Letters:
         return ""
 
 
-class ChatWorld(CoreWorld):
-    """One core on the clock of the machine, with the socket `render`. Close it."""
+class ChatWorld:
+    """One encoder with the socket `render`; `answers` has what the gateway would get. Close it."""
 
-    def __init__(self, folder: Path, template: str | bytes | None, **options):
+    def __init__(self, folder: Path, template: str | bytes | None):
         if template is not None:
             data = template if isinstance(template, bytes) else template.encode()
             (folder / "chat_template.jinja").write_bytes(data)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._codec_of_renderer = Codec(FromRenderer)
-        super().__init__(tokenizer=Letters(), run_dir=str(folder), model=str(folder), max_num_seqs=512, **options)
+        self._codec = Codec(FromRenderer)
+        self.config = EngineConfig(
+            id="e", name="t", epoch="epoch", profile=Profile(name="t", model=ModelConfig(path=str(folder))),
+            model_path=str(folder), model_type="opt", layers=[(0, 1)], max_model_len=MAX_MODEL_LEN,
+            run_dir=str(folder), ring_dir="/d", started_wall=0.0,
+        )  # fmt: skip
         self._socket.bind(self.config.endpoint("render"))
         (folder / "engine.json").write_bytes(msgspec.json.encode(self.config))
+        self.answers: list[Encoded] = []
+        self.events: list[tuple[str, str]] = []
         self.processes: set[int] = set()
         """Every process of chat templates that this world has seen."""
+        self.templates = TemplateProcess(
+            folder, self._send_renderer, time.monotonic, lambda kind, text: self.events.append((kind, text))
+        )  # fmt: skip
+        self.encoder = SubmissionEncoder(Letters(), MAX_MODEL_LEN, self.templates, self.answers.append)
+        self._count = 0
 
-    def send_renderer(self, name, payload):
+    def _send_renderer(self, name, payload):
         self._socket.send_multipart([name, payload], zmq.NOBLOCK)
 
     def close(self):
-        self.engine.templates.close()
+        self.templates.close()
         self._socket.close(0)
         self._context.term()
 
-    def chat(self, text, **fields):
-        """Submit a chat and return the command's id."""
-        sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=2)
-        self.now = time.monotonic()
-        self.say(Submit(prompt=text, chat=True, sampling=sampling), **fields)
-        return f"c{self._count}"
+    def chat(self, text):
+        """Send a chat and return its id."""
+        return self.text(text, chat=True)
+
+    def text(self, text, **fields):
+        """Send a prompt and return its id."""
+        self._count += 1
+        name = f"c{self._count}"
+        self.encoder.take(Encode(id=name, submit=Submit(prompt=text, **fields)))
+        return name
 
     def turn(self):
-        """Take one turn: messages of the process, advance, retire all steps."""
+        """Take one turn: messages of the process, and a look at it."""
         if self._socket.poll(10):
             name, payload = self._socket.recv_multipart()
-            self.engine.templates.take(name, self._codec_of_renderer.decode(payload))
-        self.now = time.monotonic()
+            self.templates.take(name, self._codec.decode(payload))
         self.processes.update(renderers())
-        self.run()
+        self.templates.advance()
 
     def until(self, condition, what, timeout=60.0):
         """Take turns until `condition` holds."""
@@ -88,15 +107,25 @@ class ChatWorld(CoreWorld):
             self.turn()
 
     def end_of(self, name, timeout=60.0):
-        """Return the end of a chat."""
+        """Return the answer to a text."""
         self.until(lambda: self.over(name), f"{name} ends", timeout)
         return self.last(name)
 
+    def ids_of(self, name):
+        """Return the tokens of a text, which is not refused."""
+        end = self.end_of(name)
+        assert end.submit is not None, end
+        assert end.submit.prompt is None and not end.submit.chat
+        return end.submit.prompt_token_ids
+
+    def last(self, name):
+        """Return the one answer to a text that has ended."""
+        (answer,) = [answer for answer in self.answers if answer.id == name]
+        return answer
+
     def over(self, name):
-        """Return whether a command has its one end."""
-        ends = [answer for answer in self.answers_to(name) if isinstance(answer, Outcome | Refused)]
-        assert len(ends) <= 1, ends
-        return bool(ends)
+        """Return whether a text has its one answer."""
+        return sum(answer.id == name for answer in self.answers) == 1
 
     def said(self):
         """Return what the process has written."""

@@ -88,7 +88,7 @@ class CoreWorld:
         self.slot_bytes = slot_bytes
         """Bytes of a host slot that a store may map; 0: slots are private."""
         profile = Profile(
-            name="t", model=ModelConfig(path=model, load_format=load_format),
+            name="t", model=ModelConfig(path=model, load_format=load_format, skip_tokenizer=tokenizer is None),
             parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler), journal=journal, slo=slo, tiers=tiers,
@@ -128,7 +128,6 @@ class CoreWorld:
             config, spec, tokenizer, send_step=self._take_step,
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
-            send_renderer=lambda name, payload: self.send_renderer(name, payload),
             send_grammar=lambda name, payload: self.send_grammar(name, payload),
             send_store=lambda place, message: self.send_store(place, message),
             start_stage=self._start,
@@ -147,10 +146,6 @@ class CoreWorld:
     def _start(self, place, generation):
         self.started.append((place.stage, generation))
         self.places_started.append((place, generation))
-
-    def send_renderer(self, name, payload):
-        """Send a chat to the process of chat templates; `ChatWorld` has one."""
-        raise AssertionError(f"no process of chat templates here, for {name}")
 
     def send_grammar(self, name, payload):
         """Send questions to the grammar process; `GrammarWorld` has one."""

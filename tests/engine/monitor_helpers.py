@@ -30,6 +30,7 @@ from ppengine.protocol.offline import ToFront
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.snapshot import EngineInfo, Queues, Snapshot, Throughput
 from ppengine.protocol.stage_samples import AgentReport, StageSample
+from ppengine.protocol.text_messages import TextsAlive, ToTexts
 
 MIB = 1024 * 1024
 PRINCIPAL = Principal("0" * 64, "owner", "admin")
@@ -224,6 +225,38 @@ class FakeCore:
         self.front.close()
         self.collect.close()
         self.newest.close()
+
+
+class FakeTexts:
+    """The socket of the process of texts: keeps what comes, and answers what it is told to."""
+
+    def __init__(self, context: zmq.Context[Any], config: EngineConfig, pid: int = 77) -> None:
+        self._pid = pid
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.identity = b"texts"
+        self.socket.connect(config.endpoint("texts"))
+        self._codec = frames.Codec(ToTexts)
+        self.say(TextsAlive(pid=pid))
+
+    def say(self, message: msgspec.Struct) -> None:
+        """Send a message to the gateway."""
+        self.socket.send(frames.encode(message))
+
+    def next(self, timeout: float = 60.0) -> Any:
+        """Return the next message, with signs of life meanwhile."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self.socket.poll(100):
+                return self._codec.decode(self.socket.recv())
+            self.say(TextsAlive(pid=self._pid))
+        pytest.fail("nothing came to the process of texts")
+
+    def __enter__(self) -> FakeTexts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
 
 
 class Client:

@@ -1,10 +1,9 @@
-"""A bad chat template is one refused chat, and the core goes on."""
+"""A bad chat template is one refused chat, and other texts get their tokens."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from chat_world import ChatWorld, renderers
@@ -14,11 +13,10 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import template_process
 from ppengine.common.config import profiles_dir
 from ppengine.protocol.chat_messages import Chat
-from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.offline import Added, AddMany
-from ppengine.protocol.reports import ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Drain, RestartStage, Submit
+from ppengine.protocol.text_messages import Encode
+from ppengine.protocol.verbs import Submit
 
 GOOD = "{{ messages[0]['content'] }}!"
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -50,29 +48,31 @@ def tokens_of(text):
 
 def ends_of(world):
     """Return the events about ends of the process."""
-    return [event.text for event in world.events if event.kind == "templates.ended"]
+    return [text for kind, text in world.events if kind == "templates.ended"]
 
 
 def serves(world):
-    """Check that the core still writes."""
-    name = world.submit(max_tokens=3)[0].request
-    world.run()
-    assert len(world.tokens(name)) == 3
+    """Check that other texts still get their tokens, at once."""
+    name = world.text("abc")
+    assert world.last(name).submit.prompt_token_ids == [1, *tokens_of("abc")]
 
 
-def test_a_chat_is_queued_by_the_tokens_of_its_template(world):
+def test_a_chat_gets_the_tokens_of_its_template(world):
     name = world.chat("hi")
-    assert [type(answer) for answer in world.answers_to(name)] == [Accepted], "the core does not wait for the process"
-    end = world.end_of(name)
-    assert (end.state, end.text) == ("applied", "3 prompt tokens queued")
-    assert world.engine.outputs.get(end.request).prompt_ids.tolist() == tokens_of("hi!"), (
-        "no token of its own before the text"
-    )
-    world.run()
-    assert len(world.tokens(end.request)) == 2
+    assert not world.over(name), "the encoder does not wait for the process"
+    assert world.ids_of(name) == tokens_of("hi!"), "no token of its own before the text"
     first = renderers()
-    assert world.end_of(world.chat("again")).state == "applied"
+    assert world.ids_of(world.chat("again")) == tokens_of("again!")
     assert renderers() == first and len(first) == 1, "one process serves many chats"
+
+
+def test_a_submission_that_is_sent_again_is_answered_once(world):
+    submit = Submit(prompt="hi", chat=True)
+    for _ in range(3):
+        world.encoder.take(Encode(id="c", submit=submit))
+    world.ids_of("c")
+    world.ids_of(world.chat("another"))
+    assert world.over("c")
 
 
 BAD = {
@@ -96,12 +96,11 @@ BAD = {
 def test_a_bad_template_refuses_its_chat_and_nothing_else(world, text):
     name = world.chat("hi")
     end = world.end_of(name)
-    assert isinstance(end, Refused) and end.code == "INVALID", end
-    assert end.text.startswith(f"chat template: {text}"), end.text
-    assert len(end.text) <= 300 and end.text.isprintable()
-    assert [info.state for info in world.engine.operations.infos()][:1] == ["failed"]
+    assert end.submit is None and end.code == "INVALID", end
+    assert end.error.startswith(f"chat template: {text}"), end.error
+    assert len(end.error) <= 300 and end.error.isprintable()
     serves(world)
-    assert world.end_of(world.chat("hi")).text == end.text, "the next chat has the same end"
+    assert world.end_of(world.chat("hi")).error == end.error, "the next chat has the same end"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +114,7 @@ def test_a_bad_template_refuses_its_chat_and_nothing_else(world, text):
 )  # fmt: skip
 def test_a_text_that_cannot_fit_is_refused_in_its_process(world):
     end = world.end_of(world.chat("hi"))
-    assert (end.code, end.text) == (
+    assert (end.code, end.error) == (
         "DOES_NOT_FIT", "chat template: its text has more than 64 characters; at most 64 would fit"
     )  # fmt: skip
     serves(world)
@@ -131,7 +130,7 @@ def test_a_text_that_cannot_fit_is_refused_in_its_process(world):
 )
 def test_a_template_that_cannot_be_read_refuses_chats(world, text):
     end = world.end_of(world.chat("hi"))
-    assert isinstance(end, Refused) and text in end.text
+    assert end.submit is None and text in end.error
     serves(world)
 
 
@@ -139,26 +138,26 @@ def test_a_chat_that_ends_two_processes_is_refused_alone(world, monkeypatch):
     monkeypatch.setattr(template_process, "CPU_S", 60)  # Each is killed, however late.
     bad, good = world.chat("loop"), world.chat("hi")
     for _ in range(2):
-        world.until(lambda: renderers() and world.engine.templates._ready, "a process has the chat")
+        world.until(lambda: renderers() and world.templates._ready, "a process has the chat")
         pid = renderers()[0]
         os.kill(pid, signal.SIGKILL)
-        world.until(lambda pid=pid: world.engine.templates._child.pid != pid, "another process has its place")
-    assert world.end_of(bad).text == "chat template: its process has ended: killed by SIGKILL"
+        world.until(lambda pid=pid: world.templates._child.pid != pid, "another process has its place")
+    assert world.end_of(bad).error == "chat template: its process has ended: killed by SIGKILL"
     assert [text.partition("; ")[2] for text in ends_of(world)] == [
         "another one renders its chat",
         "its chat is refused",
     ]
-    assert world.end_of(good).state == "applied"
+    assert world.ids_of(good)
 
 
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_process_that_is_killed_by_others_refuses_nothing(world, idle):
-    assert world.end_of(world.chat("one")).state == "applied"
+    assert world.ids_of(world.chat("one"))
     pid = renderers()[0]
     os.kill(pid, signal.SIGKILL if idle else signal.SIGSTOP)
     name = world.chat("two")
     os.kill(pid, signal.SIGKILL)
-    assert world.end_of(name).state == "applied"
+    assert world.ids_of(name)
     assert len(world.processes) == 2
     assert [
         text.startswith(f"the process of chat templates (pid {pid}) has ended, killed by SIGKILL; ")
@@ -173,10 +172,10 @@ def test_a_chat_that_no_message_has_is_refused_alone(world, ready):
     deep = {}
     for _ in range(100_000):  # CPython's own limit is 1,000 levels, or since 3.12 some 10,000
         deep = {"a": deep}
-    ends, world.now = [], time.monotonic()
+    ends = []
     for options in ({"number": 2**70}, {"deep": deep}, {}, {"number": -(2**70)}, {}):
         chat = Chat(messages=[{"role": "user", "content": "yes"}], options=options)
-        world.engine.templates.render(chat, 64, ends.append)
+        world.templates.render(chat, 64, ends.append)
     world.until(lambda: len(ends) == 5, "all have their end", 20)
     assert [end.text for end in ends] == ["", "", "yes!", "", "yes!"]
     assert [bool(end.error) for end in ends] == [True, True, False, True, False]
@@ -197,15 +196,15 @@ def test_a_stopped_process_is_replaced_at_the_deadline(world, monkeypatch):
     os.kill(renderers()[0], signal.SIGSTOP)
     with monkeypatch.context() as shorter:
         shorter.setattr(template_process, "RENDER_S", 1.0)
-        assert world.end_of(world.chat("two")).text == "chat template: it runs longer than 1 s"
-    assert world.end_of(world.chat("three")).state == "applied"
+        assert world.end_of(world.chat("two")).error == "chat template: it runs longer than 1 s"
+    assert world.ids_of(world.chat("three"))
 
 
 def test_a_process_that_cannot_start_refuses_each_chat(world, monkeypatch):
     monkeypatch.setattr(template_process, "MODULE", "ppengine.there_is_none")
     ends = [world.end_of(name) for name in [world.chat("a"), world.chat("b")]]
-    assert all(end.text.startswith("chat template: its process has ended: ") for end in ends)
-    assert "ppengine.there_is_none" in ends[0].text
+    assert all(end.error.startswith("chat template: its process has ended: ") for end in ends)
+    assert "ppengine.there_is_none" in ends[0].error
     serves(world)
 
 
@@ -215,17 +214,17 @@ def test_a_host_without_room_for_a_process_refuses_each_chat(world, monkeypatch)
 
     monkeypatch.setattr(template_process, "spawn", spawn)
     for name in [world.chat("a"), world.chat("b")]:
-        assert world.end_of(name).text == (
+        assert world.end_of(name).error == (
             "chat template: its process cannot start: [Errno 24] Too many open files"
         )  # fmt: skip
     serves(world)
     monkeypatch.undo()
-    assert world.end_of(world.chat("c")).state == "applied"
+    assert world.ids_of(world.chat("c"))
 
 
 def test_a_process_that_never_starts_is_given_up(world, monkeypatch):
     monkeypatch.setattr(template_process, "START_S", 0.0)
-    assert world.end_of(world.chat("a")).text == "chat template: its process has not started within 0 s"
+    assert world.end_of(world.chat("a")).error == "chat template: its process has not started within 0 s"
 
 
 def test_of_a_hundred_chats_ten_are_bad_and_ninety_run(world):
@@ -236,14 +235,13 @@ def test_of_a_hundred_chats_ten_are_bad_and_ninety_run(world):
     for name, text in zip(names, texts, strict=True):
         end = world.last(name)
         if text in bad:
-            assert isinstance(end, Refused), text
+            assert end.submit is None, text
             # Such a chat takes some seconds of a core, so these two alone check its limit.
-            slow = end.text == "chat template: it takes more than 1 s of processor time"
+            slow = end.error == "chat template: it takes more than 1 s of processor time"
             assert slow == (text in ("loop", "power")), end
         else:
-            assert isinstance(end, Outcome) and end.state == "applied", end
-            assert world.engine.outputs.get(end.request).prompt_ids.tolist() == tokens_of(f"{text}!")
-    assert sum(isinstance(world.last(name), Refused) for name in names) == 10
+            assert world.ids_of(name) == tokens_of(f"{text}!")
+    assert sum(world.last(name).submit is None for name in names) == 10
     assert len(world.processes) == 3, "two were ended, for they took too long"
 
 
@@ -255,85 +253,40 @@ def stop_process(world):
     return pid
 
 
-def test_the_core_goes_on_and_shows_the_wait_while_a_chat_is_with_its_process(world):
+def test_other_texts_get_their_tokens_while_a_chat_is_with_its_process(world):
     pid = stop_process(world)
-    name, longest, deferred = world.chat("hi"), 0.0, False
-    while not world.over(name):
-        began = time.thread_time()
-        world.turn()
-        longest = max(longest, time.thread_time() - began)
-        if Deferred in [type(answer) for answer in world.answers_to(name)] and not deferred:
-            deferred = True
-            operation = world.engine.reporter.build().operations[0]
-            assert (operation.verb, operation.state) == ("submit", "deferred")
-            assert operation.progress == "waits for its chat template"
-            serves(world)
-            os.kill(pid, signal.SIGCONT)
-    assert [type(answer) for answer in world.answers_to(name)] == [Accepted, Deferred, Outcome], "one progress, one end"
-    assert longest < 0.5
-
-
-def test_a_dry_run_renders_and_queues_nothing(world):
-    end = world.end_of(world.chat("hi", dry_run=True))
-    assert (end.state, end.text) == ("planned", "queue 1 sample(s) of 3 prompt tokens")
-    assert isinstance(world.end_of(world.chat("output", dry_run=True)), Refused)
-    assert world.engine.requests.live() == []
-
-
-def test_what_has_changed_meanwhile_counts(world):
     name = world.chat("hi")
-    world.say(Drain())
-    end = world.end_of(name)
-    assert isinstance(end, Refused) and end.code == "BUSY" and "draining" in end.text
-
-
-def test_a_chat_that_was_reported_as_failed_is_not_queued(tmp_path):
-    """Serving was blocked, so all operations ended; the stages were back before the chat was rendered."""
-    world = ChatWorld(tmp_path, GOOD, restart="never")
-    try:
-        name = world.chat("hi")
-        ended = ProcessInfo(role="stage", stage=1, rank=0, pid=1, exit_code=-9, detail="killed", generation=1)
-        world.engine.on_processes(ProcessReport(mono_ns=0, processes=[ended]))
-        world.engine.advance()
-        assert world.last(name).state == "failed"
-        world.say(RestartStage(stage=1))
-        world.engine.advance()
-        world.steps.clear()
-        world.drained(0, 1)
-        world.ready()
-        world.run()
-        assert world.engine.health.state == "serving"
-        world.until(lambda: world.engine.templates._chat is None, "the chat is rendered")
-        assert not world.engine.requests.live() and not list(world.engine.outputs) and world.over(name)
-        assert world.end_of(world.chat("again")).state == "applied"
-    finally:
-        world.close()
+    for _ in range(30):
+        world.turn()
+        serves(world)
+    assert not world.over(name)
+    os.kill(pid, signal.SIGCONT)
+    assert world.ids_of(name) == tokens_of("hi!")
 
 
 def test_too_many_waiting_chats_are_refused_at_once(world, monkeypatch):
     monkeypatch.setattr(template_process, "WAITING_MOST", 2)
     names = [world.chat(f"{number}") for number in range(4)]
-    assert (world.last(names[3]).code, world.last(names[3]).text) == (
+    assert (world.last(names[3]).code, world.last(names[3]).error) == (
         "BUSY", "2 chats wait for the chat template; submit it again later"
     )  # fmt: skip
-    assert [world.end_of(name).state for name in names[:3]] == ["applied"] * 3
+    assert all(world.ids_of(name) for name in names[:3])
 
 
-def test_a_core_that_leaves_answers_the_chats_that_wait(world):
+def test_a_process_that_leaves_answers_the_chats_that_wait(world):
     names = [world.chat("loop"), world.chat("hi")]
-    world.engine.templates.close()
-    assert [world.last(name).text for name in names] == ["the engine stops"] * 2
+    world.templates.close()
+    assert [world.last(name).error for name in names] == ["the engine stops"] * 2
 
 
 def test_answers_of_an_earlier_process_and_of_no_protocol_are_dropped(world):
     pid, name = stop_process(world), world.chat("hi")
-    number = world.engine.templates._chat.message.number
-    world.engine.templates.take(b"t0", template_process.Rendered(number=number, text="forged"))
-    world.engine.templates.take(b"t0", template_process.RendererReady())
+    number = world.templates._chat.message.number
+    world.templates.take(b"t0", template_process.Rendered(number=number, text="forged"))
+    world.templates.take(b"t0", template_process.RendererReady())
     assert not world.over(name)
     os.kill(pid, signal.SIGCONT)
-    end = world.end_of(name)
-    assert world.engine.outputs.get(end.request).prompt_ids.tolist() == tokens_of("hi!")
+    assert world.ids_of(name) == tokens_of("hi!")
 
 
 @pytest.mark.parametrize(
@@ -355,8 +308,35 @@ def test_a_session_has_no_texts(verb, field):
     assert not world.engine.requests.live()
 
 
-def test_a_chat_that_cannot_fit_or_has_no_tokenizer_is_refused_before_it_is_rendered(world):
+@pytest.mark.parametrize(
+    ("verb", "field"),
+    [
+        (Submit(prompt="hi"), "prompt"),
+        (Submit(prompt="hi", chat=True), "prompt"),
+        (Submit(prompt_token_ids=[1], sampling=SamplingParams(bad_words=["x"])), "bad_words"),
+    ],
+)
+def test_the_core_takes_no_texts_of_consoles_either(verb, field):
+    """The gateway has their tokens made before."""
+    world = CoreWorld(tokenizer=Tokenizer.load(profiles_dir() / "models" / "tiny"))
+    (refused,) = world.say(verb)
+    assert (refused.code, refused.text) == ("INVALID", f"{field} is a text; the core has token ids alone")
+    assert not world.engine.requests.live()
+
+
+def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(world):
     assert world.last(world.chat("x" * 65)).code == "DOES_NOT_FIT"
     assert renderers() == []
-    refused = CoreWorld().say(Submit(prompt="hi", chat=True))[0]
-    assert refused.text == "this engine was started without a tokenizer: give prompt_token_ids"
+
+
+@pytest.mark.parametrize(
+    ("submit", "error"),
+    [
+        (Submit(chat=True), "a chat is a prompt text, without prompt_token_ids"),
+        (Submit(prompt="a", chat=True, prompt_token_ids=[1]), "a chat is a prompt text, without prompt_token_ids"),
+        (Submit(prompt="a", prompt_token_ids=[1]), "give either a prompt text or prompt_token_ids"),
+    ],
+)
+def test_a_text_beside_tokens_is_refused(world, submit, error):
+    world.encoder.take(Encode(id="c", submit=submit))
+    assert (world.last("c").code, world.last("c").error) == ("INVALID", error)

@@ -66,13 +66,6 @@ def refusal(answers):
     return answers[0].code, answers[0].text
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized():
-    world = CoreWorld(tokenizer=Letters())
-    code, text = refusal(world.say(Submit(prompt="x" * 65)))
-    assert code == "DOES_NOT_FIT"
-    assert text.startswith("the prompt has 65 characters, max_model_len is 64 tokens of at most 1 characters")
-
-
 def test_a_later_pause_supersedes_one_that_waits():
     world = CoreWorld()
     world.submit(max_tokens=20)
@@ -366,7 +359,11 @@ def test_the_priority_is_in_the_picture_and_in_the_detail_also_after_the_end():
 
 def test_the_detail_has_the_text_of_the_prompt_also_after_the_end():
     world = CoreWorld(tokenizer=Letters())
-    world.say(Submit(prompt="once upon a time", request="a", sampling=SamplingParams(max_tokens=3)))
+    world.say(
+        Submit(
+            prompt_token_ids=Letters().encode("once upon a time"), request="a", sampling=SamplingParams(max_tokens=3)
+        )
+    )
     for _ in range(2):
         answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
         detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)

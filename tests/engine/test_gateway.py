@@ -17,6 +17,7 @@ from monitor_helpers import (
     TRIES,
     Client,
     FakeCore,
+    FakeTexts,
     core_report,
     make_config,
     processes,
@@ -58,6 +59,7 @@ from ppengine.protocol.reports import Happened, ProcessInfo, Recall, Recalled
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
 from ppengine.protocol.stage_samples import AgentReport
+from ppengine.protocol.text_messages import Encode, Encoded
 from ppengine.protocol.verbs import Abort, Continue, Many, Priority, Resume, SetMemory, Stop, Submit
 
 GATEWAY = "ppengine.gateway"
@@ -216,7 +218,12 @@ def test_every_command_is_audited_before_and_after(world, tmp_path):
         prompt="a secret prompt", sampling=SamplingParams(stop=["secret"], bad_words=["secret"], max_tokens=3)
     )
     client.say(client.command(submit, "c1", reason="try"))
-    world.core.next()
+    ids = SamplingParams(stop=["secret"], bad_words_ids=[[7]], max_tokens=3)
+    with FakeTexts(world.context, world.config) as texts:
+        assert texts.next() == Encode(id="c1", submit=submit)
+        texts.say(Encoded(id="c1", submit=Submit(prompt_token_ids=[5, 6], sampling=ids)))
+        command = world.core.next()
+    assert (command.id, command.verb) == ("c1", Submit(prompt_token_ids=[5, 6], sampling=ids))
     assert [line["outcome"] for line in world.audit()] == ["received"], "before the core has it"
     world.core.answer(Accepted(id="c1", op="op-1", request="r-1"))
     world.core.answer(Outcome(id="c1", op="op-1", state="applied", text="queued", request="r-1"))
@@ -435,7 +442,7 @@ def _planned(client, identity):
 def test_requests_that_were_to_go_with_their_console_are_aborted(world):
     client, watcher = world.client(), world.watcher()
     client.ask(Ping(nonce=1))
-    client.say(client.command(Submit(prompt="x", abort_on_detach=True), "c1"))
+    client.say(client.command(Submit(prompt_token_ids=[1], abort_on_detach=True), "c1"))
     world.core.next()
     world.core.answer(Accepted(id="c1", op="op-1", request="r-1"))
     client.hear()

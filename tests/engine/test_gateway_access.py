@@ -64,7 +64,7 @@ from ppengine.protocol.verbs import (
 NAMED = {role: make_keypair() for role in ("viewer", "operator", "admin")}
 STRANGER, GONE = make_keypair(), make_keypair()
 VERBS = {
-    "submit": Submit(prompt="x"), "preempt": Preempt(request="r"), "swap-out": SwapOut(request="r"),
+    "submit": Submit(prompt_token_ids=[1]), "preempt": Preempt(request="r"), "swap-out": SwapOut(request="r"),
     "swap-in": SwapIn(request="r"), "release": Release(request="r"), "priority": Priority(request="r", priority=1),
     "abort": Abort(request="r"), "many": Many(verbs=[Abort(request="r")]), "set-memory": SetMemory(utilization=0.5),
     "pause": Pause(), "resume": Resume(), "drain": Drain(), "stop": Stop(), "continue": Continue(stage=0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from core_world import VOCAB, CoreWorld
@@ -11,7 +11,9 @@ from ppengine.protocol.control import Refused
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.steps import Adjustments, ToStage
+from ppengine.protocol.text_messages import Encode, Encoded
 from ppengine.protocol.verbs import Submit
+from ppengine.texts.submission_encoder import SubmissionEncoder
 from test_core_successor import follow
 
 EVERYTHING: dict[str, Any] = {
@@ -88,7 +90,8 @@ def test_the_ends_of_the_ranges_are_taken() -> None:
         ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: token id {VOCAB} is not in the vocabulary"),
         ({"allowed_token_ids": [1, VOCAB]}, f"allowed_token_ids: token id {VOCAB} is not in the vocabulary"),
         ({"bad_words_ids": [[1], [2, VOCAB]]}, f"bad_words_ids: token id {VOCAB} is not in the vocabulary"),
-        ({"bad_words": ["A"]}, "bad_words need a tokenizer; this engine was started without one: use bad_words_ids"),
+        ({"bad_words": ["A"]}, "bad_words is a text; the core has token ids alone"),
+        ({"stop": ["A"]}, "stop texts need a tokenizer; this engine was started without one: use stop_token_ids"),
     ],
 )
 def test_the_core_refuses_what_no_stage_can_do(fields: dict[str, Any], says: str) -> None:
@@ -108,17 +111,28 @@ def test_stages_get_the_adjustments_of_a_request_that_has_some() -> None:
     assert Codec(ToStage).decode(encode(step)) == step
 
 
+def encoded(sampling: SamplingParams) -> Encoded:
+    """Return the answer to a submission with `sampling`."""
+    answers: list[Encoded] = []
+    tokenizer: Any = Words()
+    encoder = SubmissionEncoder(tokenizer, 64, cast(Any, None), answers.append)
+    encoder.take(Encode(id="c", submit=Submit(prompt="AAA", request="a", sampling=sampling)))
+    (answer,) = answers
+    return answer
+
+
 def test_more_bad_words_than_a_stage_has_room_for_are_refused() -> None:
-    sampling = SamplingParams(bad_words=["AB"] * 200, detokenize=False)
-    (answer,) = CoreWorld(tokenizer=Words()).say(Submit(prompt="A", sampling=sampling))
-    assert isinstance(answer, Refused) and answer.code == "INVALID"
-    assert "bad_words_ids holds 400 sequences with 800 tokens; at most 256 with 1024 are taken" in answer.text
+    answer = encoded(SamplingParams(bad_words=["AB"] * 200, detokenize=False))
+    assert answer.submit is None and answer.code == "INVALID"
+    assert "bad_words_ids holds 400 sequences with 800 tokens; at most 256 with 1024 are taken" in answer.error
 
 
 def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:
     world = CoreWorld(tokenizer=Words())
     sampling = SamplingParams(bad_words=["AB"], bad_words_ids=[[7]], logit_bias={3: 2.0}, detokenize=False)
-    world.say(Submit(prompt="AAA", request="a", sampling=sampling))
+    submit = encoded(sampling).submit
+    assert submit is not None and submit.sampling.bad_words == []
+    world.say(submit)
     world.engine.advance()
     world.engine.commit()
     (register,) = [one for step in world.steps for one in step.register]

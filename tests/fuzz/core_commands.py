@@ -9,7 +9,7 @@ import msgspec
 from core_world import VOCAB, CoreWorld
 from ppengine.protocol import frames, offline
 from ppengine.protocol.control import Command, Fetch, Inspect
-from ppengine.protocol.verbs import Many, RequestVerb, SetCheck, Stop, Submit, Verb
+from ppengine.protocol.verbs import Many, RequestVerb, SetCheck, Stop, Verb
 from values import TEXTS, value_of
 
 INPUTS_MOST = 500
@@ -66,8 +66,8 @@ class CoreCommands:
         world = self._world
         engine = world.engine
         match message:
-            case Command(verb=Submit(chat=True)) | Command(verb=SetCheck(check="shadow")):
-                return  # Both start a process, which has tests of its own.
+            case Command(verb=SetCheck(check="shadow")):
+                return  # It starts a process, which has tests of its own.
             case Command():
                 # An id is carried out once.
                 engine.commands.handle(b"c", msgspec.structs.replace(message, id=f"c{self._count}"))

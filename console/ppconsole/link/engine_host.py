@@ -17,7 +17,7 @@ from ppengine.protocol.stage_samples import AgentReport, StageSample
 _MODULES = {
     "ppengine.supervisor": "supervisor", "ppengine.gateway": "gateway", "ppengine.core": "core",
     "ppengine.agent": "agent", "ppengine.stage.worker": "stage", "ppengine.shadow": "shadow",
-    "ppengine.templates": "templates", "ppengine.store": "store",
+    "ppengine.templates": "templates", "ppengine.store": "store", "ppengine.texts": "texts",
     "ppengine.supervisor.launch.forkserver": "forkserver", "ppengine.supervisor.launch.ray_driver": "ray",
 }  # fmt: skip
 _LOOK_S = 10.0

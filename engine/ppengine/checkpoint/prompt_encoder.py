@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.absent_texts import WITHOUT_TOKENIZER, check_sampling_without_tokenizer
 from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.sampling import SamplingParams
 
@@ -28,7 +29,7 @@ class PromptEncoder:
     def checked(self, text: str) -> Tokenizer:
         """Return the tokenizer for a prompt. Raises ValueError if there is none, TextTooLongError."""
         if self._tokenizer is None:
-            raise ValueError("this engine was started without a tokenizer: give prompt_token_ids")
+            raise ValueError(WITHOUT_TOKENIZER)
         if len(text) > self.most:
             # Tokenizing takes about 0.5 s per megabyte.
             fits = f"{self._max_model_len} tokens of at most {self.longest_token} characters"
@@ -44,15 +45,11 @@ class PromptEncoder:
         Raises ValueError for texts of the sampling if there is no tokenizer, and for a word that is no UTF-8 or has no
         tokens.
         """
-        if self._tokenizer is None and sampling.stop:
-            raise ValueError("stop texts need a tokenizer; this engine was started without one: use stop_token_ids")
-        if self._tokenizer is None and sampling.structured_outputs is not None:
-            raise ValueError("structured_outputs need a tokenizer; this engine was started without one")
-        if self._tokenizer is None and sampling.bad_words:
-            raise ValueError("bad_words need a tokenizer; this engine was started without one: use bad_words_ids")
-        if self._tokenizer is None or not sampling.bad_words:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            check_sampling_without_tokenizer(sampling)
+        if tokenizer is None or not sampling.bad_words:
             return sampling.bad_words_ids
         for number, word in enumerate(sampling.bad_words):
             check_utf8(f"bad_words[{number}]", word)
-        tokenizer = self._tokenizer
         return sampling.bad_words_ids + [ids for word in sampling.bad_words for ids in tokenizer.encode_bad_word(word)]

@@ -120,6 +120,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [f"http{number}" for number in range(http.processes)] if http.listen is not None else []
 
     @property
+    def text_roles(self) -> list[str]:
+        """Name of the process of texts; none without a tokenizer."""
+        return [] if self.profile.model.skip_tokenizer else ["texts"]
+
+    @property
     def store_roles(self) -> list[str]:
         """Names of the stores: one a place, if there are backends."""
         return [place.store_role for place in self.groups.places] if self.profile.tiers.backends else []
@@ -127,7 +132,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def endpoint(self, name: str) -> str:
         """Return the endpoint of a socket on this node, an ipc one on the engine's host.
 
-        Public ones are `state control bulk`, private ones `front steps collect report agent faults stores`.
+        Public ones are `state control bulk`, private ones `front steps collect report agent texts faults stores`.
         """
         return f"ipc://{self.run_dir}/{name}" if self.reaches is None else self.reaches.endpoint(name)
 

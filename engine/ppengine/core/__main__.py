@@ -97,8 +97,8 @@ class Loop:
         tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
             config, spec, tokenizer, send_step=self._send_step, reply=self._front.reply, happened=self._happened,
-            send_shadow=self._send_shadow, send_renderer=partial(self._children.send, "render"),
-            send_grammar=partial(self._children.send, "grammar"), send_store=self._send_store,
+            send_shadow=self._send_shadow, send_grammar=partial(self._children.send, "grammar"),
+            send_store=self._send_store,
             start_stage=self._front.start_stage,
             notify_stage=self._notify_stage, note=self._note, store=Journal(folder),
             restored=restore(folder), clock=self._clock,
@@ -250,7 +250,6 @@ class Loop:
         self._watch.close()
         if self._faults is not None:
             self._faults.close()
-        self.engine.templates.close()
         self.engine.constraints.close()
         self._turn()
         self._send_events(self._report)

@@ -1,4 +1,4 @@
-"""Sockets of the processes that work for the core alone: chat templates, grammars, stores."""
+"""Sockets of the processes that work for the core alone: grammars, stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import zmq
 
 from ppengine.common.sockets import NOBLOCK, readable
 from ppengine.core.engine import Engine
-from ppengine.protocol.chat_messages import FromRenderer
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError
 from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.store_messages import FromStore
@@ -32,9 +31,6 @@ class _Child:
 
 
 _CHILDREN = {
-    "render": _Child(
-        "the process of chat templates", Codec(FromRenderer), lambda one, *what: one.templates.take(*what)
-    ),
     "grammar": _Child(
         "a grammar process",
         Codec(FromGrammars),

@@ -13,7 +13,6 @@ import msgspec
 from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
-from ppengine.common.template_process import TemplateProcess
 from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
 from ppengine.core.capacity import Capacity
@@ -91,7 +90,6 @@ class Engine:
         reply: Callable[[bytes, msgspec.Struct], None],
         happened: Callable[[Event], None],
         send_shadow: Callable[[bytes], None],
-        send_renderer: Callable[[bytes, bytes], None],
         send_grammar: Callable[[bytes, bytes], None],
         send_store: Send,
         start_stage: Callable[[Place, int], None],
@@ -124,8 +122,8 @@ class Engine:
             health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock,
             tiers.admitted,
         )  # fmt: skip
-        submissions = Submissions(spec, tokenizer, config.max_model_len, self.outputs)
-        self.templates = TemplateProcess(Path(config.run_dir), send_renderer, clock, event)
+        has_tokenizer = not config.profile.model.skip_tokenizer
+        submissions = Submissions(spec, config.max_model_len, self.outputs, has_tokenizer=has_tokenizer)
         processes = make_processes(
             partial(GrammarProcess, Path(config.run_dir), spec.vocab_size, send_grammar, clock, event)
         )
@@ -144,7 +142,7 @@ class Engine:
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
-        steps = SubmissionSteps(submissions, self.templates, constraints, operations)
+        steps = SubmissionSteps(constraints, operations)
         backends = BackendVerbs(tiers, config.profile.tiers.host, operations, clock)
         self.commands = Commands(
             config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules, backends,
@@ -327,7 +325,6 @@ class Engine:
 
     def advance(self) -> None:
         """Retire the steps that all stages have retired, end settled operations, schedule new steps."""
-        self.templates.advance()
         serving = self.health.serving
         if serving is not None:
             self._retire(serving)

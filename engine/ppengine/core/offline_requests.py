@@ -17,11 +17,10 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.outputs import OutputHub
 from ppengine.core.scheduler import DoesNotFit, Scheduler
 from ppengine.core.scheduler.request import Request
-from ppengine.core.submissions import Submissions
+from ppengine.core.submissions import Submissions, check_ids_alone
 from ppengine.protocol.offline import AbortMany, Added, AddMany
 from ppengine.protocol.prompt_scores import values_of
 from ppengine.protocol.token_ids import compact
-from ppengine.protocol.verbs import Submit
 
 AGAIN_S = 1
 """Seconds after which there may be room for log-probabilities of prompts."""
@@ -141,7 +140,7 @@ class OfflineRequests:
         tokens = message.tokens or [compact()] * count
         for number, (verb, ids) in enumerate(zip(message.submissions, tokens, strict=True), message.first):
             try:
-                _check_ids_alone(verb)
+                check_ids_alone(verb, stops=False)
                 group = self._submissions.requests(verb, owner=owner, client=message.client, tokens=ids)
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
@@ -152,12 +151,3 @@ class OfflineRequests:
                 seen.add(request.id)
             groups.append(group)
         return groups
-
-
-def _check_ids_alone(verb: Submit) -> None:
-    """Raise ValueError for a submission with a text: the program of a session makes its tokens."""
-    given = {
-        "prompt": verb.prompt is not None or verb.chat, "stop": verb.sampling.stop, "bad_words": verb.sampling.bad_words
-    }  # fmt: skip
-    if name := next((name for name, text in given.items() if text), ""):
-        raise ValueError(f"{name} is a text; a session has token ids alone")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ppengine.common.template_process import TooManyChatsError
 from ppengine.core.constraints import TooManyGrammarsError
 from ppengine.core.plans import CommandError
 from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler import Refused as NotPossible
 from ppengine.protocol.control import ErrorCode
 
-REFUSALS = (CommandError, NotPossible, DoesNotFit, TooManyChatsError, TooManyGrammarsError, ValueError)
+REFUSALS = (CommandError, NotPossible, DoesNotFit, TooManyGrammarsError, ValueError)
 """Each has its reason in one line."""
 
 
@@ -20,6 +19,6 @@ def code_of(error: Exception) -> ErrorCode:
             return error.code
         case DoesNotFit():
             return "DOES_NOT_FIT"
-        case TooManyChatsError() | TooManyGrammarsError():
+        case TooManyGrammarsError():
             return "BUSY"
     return "INVALID"

@@ -1,36 +1,32 @@
-"""From a submission to requests: text to ids, names and seeds; an invalid one is refused in one line."""
+"""From a submission to requests: names and seeds for token ids; an invalid one is refused in one line."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
 
-import msgspec
-
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.checkpoint.prompt_encoder import PromptEncoder, TextTooLongError
-from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common.absent_texts import check_sampling_without_tokenizer
 from ppengine.core.outputs import OutputHub
-from ppengine.core.scheduler import DoesNotFit
 from ppengine.core.scheduler.request import Request
 from ppengine.protocol.allowed_keys import OWNER
-from ppengine.protocol.chat_messages import CHAT_MOST, Chat
 from ppengine.protocol.prompt_scores import VALUES_MOST, values_of
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import TokenIds, beyond, compact
 from ppengine.protocol.verbs import Submit
 
 NAME_MOST = 128
-INLINE_CHARACTERS = 2000
-"""Longer texts are tokenized in another process: these take the core a millisecond."""
 
 
 class Submissions:
-    """Makes the requests of a prompt, one per sample. `taken` contains the request ids in use."""
+    """Makes the requests of a prompt, one per sample. `taken` contains the request ids in use.
 
-    def __init__(self, spec: ModelSpec, tokenizer: Tokenizer | None, max_model_len: int, taken: OutputHub) -> None:
+    `has_tokenizer`: the engine has one, in other processes.
+    """
+
+    def __init__(self, spec: ModelSpec, max_model_len: int, taken: OutputHub, *, has_tokenizer: bool) -> None:
         self._vocab_size = spec.vocab_size
-        self._encoder = PromptEncoder(tokenizer, max_model_len)
+        self._has_tokenizer = has_tokenizer
         self._max_model_len = max_model_len
         self._taken = taken
         self._count = 0
@@ -41,11 +37,10 @@ class Submissions:
     ) -> list[Request]:
         """Return the requests of a submission. `owner` is the user's name, `principal` that of the key.
 
-        `tokens` are those of the prompt, if `verb` has none. Raises ValueError for an invalid submission, DoesNotFit
-        for a prompt that is too long to tokenize.
+        `tokens` are those of the prompt, if `verb` has none. Raises ValueError for an invalid submission.
         """
-        ids = self._ids(verb, tokens)
-        sampling = self._sampling(verb.sampling)
+        ids, sampling = self._ids(verb, tokens), verb.sampling
+        self._check_sampling(sampling)
         name = self._name(verb.request)
         if (values := values_of(len(ids), sampling.prompt_logprobs)) > VALUES_MOST:
             what = f"prompt_logprobs of {sampling.prompt_logprobs} for {len(ids)} tokens are {values} values"
@@ -64,26 +59,19 @@ class Submissions:
         ]  # fmt: skip
         return [leader, *followers]
 
-    def _sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """Return checked sampling parameters, with the tokens of bad words among `bad_words_ids`."""
-        sequences = self._encoder.bad_words_ids(sampling)
+    def _check_sampling(self, sampling: SamplingParams) -> None:
+        """Raise ValueError for tokens that the model does not have, and for texts in an engine without a tokenizer."""
+        if not self._has_tokenizer:
+            check_sampling_without_tokenizer(sampling)
         self._check_vocabulary("stop_token_ids", sampling.stop_token_ids)
         self._check_vocabulary("logit_bias", list(sampling.logit_bias or {}))
         self._check_vocabulary("allowed_token_ids", sampling.allowed_token_ids or [])
         self._check_vocabulary("bad_words_ids", [token for ids in sampling.bad_words_ids for token in ids])
-        if not sampling.bad_words:
-            return sampling
-        return msgspec.structs.replace(sampling, bad_words_ids=sequences)
 
     def _ids(self, verb: Submit, tokens: TokenIds | None) -> TokenIds:
-        given = tokens or verb.prompt_token_ids
-        if (verb.prompt is None) == (given is None) or (tokens and verb.prompt_token_ids is not None):
+        ids: Sequence[int] | None = tokens or verb.prompt_token_ids
+        if ids is None or (tokens and verb.prompt_token_ids is not None):
             raise ValueError("give either a prompt text or prompt_token_ids")
-        ids: Sequence[int]
-        if verb.prompt is None:
-            ids = given or []
-        else:
-            ids = self._checked(verb.prompt).encode(verb.prompt)
         if not ids:
             raise ValueError("the prompt is empty; give at least one token")
         if len(ids) < self._max_model_len:
@@ -101,32 +89,6 @@ class Submissions:
             pass
         wrong = next(token for token in ids if not 0 <= token < self._vocab_size)
         raise ValueError(f"token id {wrong} is not in the vocabulary (0 to {self._vocab_size - 1})")
-
-    def chat(self, verb: Submit) -> tuple[Chat, int]:
-        """Return the chat of a prompt, and the most characters of its text. Raises as `requests`."""
-        if verb.prompt is None or verb.prompt_token_ids is not None:
-            raise ValueError("a chat is a prompt text, without prompt_token_ids")
-        self._checked(verb.prompt)
-        return Chat(messages=[{"role": "user", "content": verb.prompt}]), min(self._encoder.most, CHAT_MOST)
-
-    def rendered(self, verb: Submit, text: str) -> Submit:
-        """Return the submission of a chat by the tokens of its text."""
-        return by_tokens(verb, self._checked(text).encode_chat(text))
-
-    def long_text(self, verb: Submit) -> str | None:
-        """Return the text of a prompt if it is too long to be tokenized here. Raises as `requests` if it cannot fit."""
-        text = verb.prompt
-        if text is None or verb.prompt_token_ids is not None or len(text) <= INLINE_CHARACTERS:
-            return None
-        self._checked(text)
-        return text
-
-    def _checked(self, text: str) -> Tokenizer:
-        """Return the tokenizer for `text`. Raises ValueError if there is none, DoesNotFit for a text too long."""
-        try:
-            return self._encoder.checked(text)
-        except TextTooLongError as error:
-            raise DoesNotFit(str(error), error.characters, error.most) from None
 
     def _check_vocabulary(self, field: str, ids: list[int]) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
@@ -153,6 +115,14 @@ class Submissions:
                 return name
 
 
-def by_tokens(verb: Submit, ids: list[int]) -> Submit:
-    """Return a submission with the tokens of its prompt in place of its text."""
-    return msgspec.structs.replace(verb, prompt=None, prompt_token_ids=ids, chat=False)
+def check_ids_alone(verb: Submit, *, stops: bool) -> None:
+    """Raise ValueError for a submission with a text: other processes make tokens of it, and find stop texts.
+
+    `stops`: stop texts may be there. The core keeps those of consoles, and does not read them.
+    """
+    given = {
+        "prompt": verb.prompt is not None or verb.chat, "stop": not stops and verb.sampling.stop,
+        "bad_words": verb.sampling.bad_words,
+    }  # fmt: skip
+    if name := next((name for name, text in given.items() if text), ""):
+        raise ValueError(f"{name} is a text; {'the core' if stops else 'a session'} has token ids alone")

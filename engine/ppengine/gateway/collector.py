@@ -111,6 +111,7 @@ class Collector:
             "gateway": f"the gateway {how}; it is restarted",
             "core": f"the engine core {how}" if is_unclean(exited.exit_code) else "",
             **{role: f"the HTTP process {role} {how}; it is restarted" for role in self._config.http_roles},
+            **dict.fromkeys(self._config.text_roles, f"the process of texts {how}; it is restarted"),
             **{role: f"the store {role} {how}; it is restarted" for role in self._config.store_roles},
         }
         text, kind = texts.get(exited.role, ""), f"{exited.role}.ended"

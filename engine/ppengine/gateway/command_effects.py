@@ -13,11 +13,12 @@ from ppengine.gateway.command_checks import refused
 from ppengine.gateway.continue_stage import continue_stage
 from ppengine.gateway.control_lease import ControlLease
 from ppengine.gateway.kept_commands import Kept
+from ppengine.gateway.text_desk import TextDesk, TextsAccess
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused, Reply
 from ppengine.protocol.verbs import Continue
 
 
-class EngineAccess(EndNote, Protocol):
+class EngineAccess(EndNote, TextsAccess, Protocol):
     """The parts of the gateway that the desk needs."""
 
     def core_away(self) -> str:
@@ -42,8 +43,9 @@ class EngineAccess(EndNote, Protocol):
 class Effects:
     """Begins commands that were checked and recorded."""
 
-    def __init__(self, answers: Answers, engine: EngineAccess, lease: ControlLease) -> None:
+    def __init__(self, answers: Answers, engine: EngineAccess, lease: ControlLease, *, texts_absent: bool) -> None:
         self._answers, self._engine, self._lease = answers, engine, lease
+        self.texts = TextDesk(engine, answers, self.forward, absent=texts_absent)
 
     def begin(self, kept: Kept) -> None:
         """Begin a command where its row says."""
@@ -54,7 +56,7 @@ class Effects:
                 self._answers.give(kept, reply)
             return
         if row.runs == "gateway":
-            for answer in self._own(command, f"g-{kept.entry.id[-8:]}"):
+            for answer in self._own(command, kept.op):
                 self._answers.give(kept, answer)
             return
         self._answers.stopping = self._answers.stopping or kept.ends_engine
@@ -68,7 +70,7 @@ class Effects:
         return self._lease.handle(command, op)
 
     def forward(self, kept: Kept) -> None:
-        """Send a command to the core; while that is restarted, it waits."""
+        """Send a command to the core by token ids alone; while that is restarted, it waits."""
         command, away = kept.command, self._engine.core_away()
         assert command is not None, "only a console's command is sent"
         missing = away or self._engine.core_missing()
@@ -76,11 +78,13 @@ class Effects:
             self._stop_without_core(kept, missing)
         elif missing and not away:
             self._answers.give(kept, refused(command, "NO_CORE", missing))
-        elif away or not self._engine.forward(command):
+        elif self.texts.needs(kept):
+            self.texts.begin(kept)
+        elif away or not self._engine.forward(kept.encoded or command):
             kept.waits_since = time.monotonic()
 
     def _stop_without_core(self, kept: Kept, missing: str) -> None:
-        command, op, pid = kept.command, f"g-{kept.entry.id[-8:]}", self._engine.supervisor_pid()
+        command, op, pid = kept.command, kept.op, self._engine.supervisor_pid()
         assert command is not None, "only a console's command is begun"
         if pid is None:
             self._answers.give(kept, refused(command, "NO_CORE", f"{missing}; the supervisor is not known here"))

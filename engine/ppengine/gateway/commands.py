@@ -27,6 +27,7 @@ from ppengine.gateway.kept_commands import (
 )
 from ppengine.gateway.rate_limits import RateLimits
 from ppengine.gateway.sessions import Session, Sessions
+from ppengine.gateway.text_desk import TextDesk
 from ppengine.protocol.control import Accepted, Command, Outcome, Refused, Reply
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Recalled
@@ -58,13 +59,21 @@ class CommandDesk:
         answer: Callable[[bytes, msgspec.Struct], None],
         engine: EngineAccess,
         lease: ControlLease,
+        *,
+        texts_absent: bool = False,
     ) -> None:
+        """`texts_absent`: the engine has no tokenizer."""
         self._epoch, self._audit, self._lease = epoch, audit, lease
         self._answer, self._engine = answer, engine
         self._answers = Answers(audit, events, sessions, answer, engine)
-        self._effects = Effects(self._answers, engine, lease)
+        self._effects = Effects(self._answers, engine, lease, texts_absent=texts_absent)
         self._limits = RateLimits()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+
+    @property
+    def texts(self) -> TextDesk:
+        """The desk for commands with texts."""
+        return self._effects.texts
 
     @property
     def stopping(self) -> bool:
@@ -182,7 +191,7 @@ class CommandDesk:
 
     def _again(self, kept: Kept) -> None:
         """Send a command again: the core does not know it."""
-        if kept.waits_since is not None:
+        if kept.waits_since is not None or self.texts.has(kept):
             return
         if any(isinstance(reply, Accepted) for reply in kept.replies):
             op = next(reply.op for reply in kept.replies if isinstance(reply, Accepted))
@@ -215,7 +224,7 @@ class CommandDesk:
             op = next((reply.op for reply in kept.replies if isinstance(reply, Accepted)), None)
             if kept.ends_engine:
                 # The last answer of the core is lost with its connection; its exit is the requested end.
-                op = op or f"g-{kept.entry.id[-8:]}"
+                op = op or kept.op
                 self._answers.give(kept, Outcome(id=kept.entry.id, op=op, state="applied", text=why))
             elif op is None:
                 self._answers.give(kept, Refused(id=kept.entry.id, code="NO_CORE", text=why))

@@ -79,7 +79,8 @@ class Consoles:
         self.sessions = Sessions(self._on_session)
         self.lease = ControlLease(Path(config.run_dir) / "lease.json", events.say, access.may_change)
         self.commands = CommandDesk(
-            config.epoch, audit, events, self.sessions, self._answer_control, engine, self.lease
+            config.epoch, audit, events, self.sessions, self._answer_control, engine, self.lease,
+            texts_absent=not config.text_roles,
         )  # fmt: skip
         self.bulk = BulkDesk(
             events,

@@ -95,6 +95,14 @@ class EngineLink:
         missing = self._collector.core_missing()
         return (False, missing) if missing else (self._send_core(question), "")
 
+    def send_texts(self, message: msgspec.Struct) -> bool:
+        """Send to the process of texts; return whether it was taken."""
+        return send(self._sockets.texts, [b"texts", frames.encode(message)])
+
+    def texts_away(self) -> str:
+        """Return how the process of texts ended that is being restarted; empty if it runs or is not known."""
+        return self._collector.processes.texts_away()
+
     def ask_agent(self, question: Inspect) -> str:
         """Send a question to the agent; return the obstacle, empty without one."""
         on_node = question.stage is not None and self._collector.node_of(question.stage) != self._collector.node

@@ -53,6 +53,7 @@ from ppengine.protocol.offline import FromFront
 from ppengine.protocol.reports import Recalled, ToCollector
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
+from ppengine.protocol.text_messages import Encoded, FromTexts, TextsAlive, TextsEvent
 
 log = logging.getLogger("ppengine.gateway")
 
@@ -98,6 +99,7 @@ class Gateway:
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
         self._from_front = frames.Codec(FromFront)
+        self._from_texts = frames.Codec(FromTexts)
         self._refresh: set[bytes] = set()
         self._judge_by_ns: int | None = None
         """Time until which the present turn may judge."""
@@ -131,6 +133,7 @@ class Gateway:
                 self._cut_off()
                 poller, handlers = self._handlers()
             self._succession.turn(now)
+            self._consoles.commands.texts.turn()
             self._publish(now)
             self._publisher.flush()
 
@@ -140,6 +143,8 @@ class Gateway:
         wait = times.next(fast=self._publisher.wanted(frames.TOPIC_SNAPSHOT)) - now
         if self._succession.core_away:
             wait = min(wait, _REFRESH_S)
+        if (due := self._consoles.commands.texts.next_due) is not None:
+            wait = min(wait, due - now)
         if self._refresh:
             wait = min(wait, self._published + self._spacing - now)
         return max(0, math.ceil(wait * 1e3))
@@ -167,6 +172,7 @@ class Gateway:
             self._sockets.front: self._on_front,
             self._sockets.collect: self._on_collect,
             self._sockets.agent: self._on_agent,
+            self._sockets.texts: self._on_texts,
             **self._connections.monitors,
         }
         if self._engine.faults is not None:
@@ -307,6 +313,20 @@ class Gateway:
     def _on_agent(self) -> None:
         for answer in self._engine.agents.answers():
             self._on_answer(answer)
+
+    def _on_texts(self) -> None:
+        for parts in drain(self._sockets.texts):
+            try:
+                message = self._from_texts.decode(frames.split(parts, 2)[1])
+            except frames.ProtocolError as error:
+                self._refusals(f"a message of the process of texts is dropped: {error}")
+                continue
+            if isinstance(message, Encoded):
+                self._consoles.commands.texts.take(message)
+            elif isinstance(message, TextsAlive):
+                self._consoles.commands.texts.alive(message.pid)
+            elif isinstance(message, TextsEvent):
+                self._events.say(message.kind, message.text)
 
     def _on_answer(self, message: object) -> None:
         if isinstance(message, Reply):

@@ -32,7 +32,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Sockets:
-    """Binds the public sockets, `collect`, `report` and `agent`, connects to the core."""
+    """Binds the public sockets, `collect`, `report`, `agent` and `texts`, connects to the core."""
 
     def __init__(
         self,
@@ -63,10 +63,22 @@ class Sockets:
         self.agent.setsockopt(zmq.ROUTER_HANDOVER, 1)
         # Nothing queues for an absent agent: sending fails at once.
         self.agent.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.texts = self._private("texts", zmq.ROUTER)
+        self.texts.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.texts.setsockopt(zmq.ROUTER_MANDATORY, 1)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all; queued messages have `linger_ms` to leave."""
-        for socket in (self.state, self.control, self.bulk, self.collect, self.report, self.front, self.agent):
+        for socket in (
+            self.state,
+            self.control,
+            self.bulk,
+            self.collect,
+            self.report,
+            self.front,
+            self.agent,
+            self.texts,
+        ):
             socket.close(linger=linger_ms)
 
     def look(self) -> list[str]:

@@ -26,6 +26,8 @@ class Kept(msgspec.Struct):
     client: bytes = b""
     command: Command | None = None
     """None: it has ended, or the console of a predecessor's has not repeated it."""
+    encoded: Command | None = None
+    """The command with the tokens of its texts, for the core; None: it needs none, or they are not there yet."""
     digest: bytes = b""
     """Digest of its verb, for repeats; empty: only the audit log has it."""
     replies: list[Reply] = []
@@ -47,7 +49,7 @@ class Kept(msgspec.Struct):
 
     def end(self) -> None:
         """Drop what answers to repeats do not need: the verb, which may have a long prompt, and its arguments."""
-        self.command = self.waits_since = self.forget_at = None
+        self.command = self.encoded = self.waits_since = self.forget_at = None
         if self.digest:
             self.entry = msgspec.structs.replace(self.entry, args={})
 
@@ -55,6 +57,11 @@ class Kept(msgspec.Struct):
     def row(self) -> Row:
         """The row of its verb."""
         return ROWS[self.entry.verb]
+
+    @property
+    def op(self) -> str:
+        """Name of its operation for answers that the gateway gives itself."""
+        return f"g-{self.entry.id[-8:]}"
 
     @property
     def ends_engine(self) -> bool:

@@ -101,6 +101,14 @@ class ProcessTable:
         how = "" if gone is None else gone.detail or f"exit code {gone.exit_code}"
         return "" if gone is None else f"the engine core (pid {gone.pid}) ended, {how}, and is restarted"
 
+    def texts_away(self) -> str:
+        """Return how the process of texts ended that is being restarted; empty if it runs or is not known."""
+        process = newest_process(self.listed, "texts")
+        if process is None or process.exit_code is None:
+            return ""
+        how = process.detail or f"exit code {process.exit_code}"
+        return f"the process of texts (pid {process.pid}) ended, {how}, and is restarted"
+
     def is_own(self, pid: int) -> bool:
         """Return whether `pid` is a process of this engine, or the child of one, as the shadow is of the core."""
         pids = {each.pid for each in self.listed if not each.node}

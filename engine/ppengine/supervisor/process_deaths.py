@@ -8,7 +8,7 @@ WITHIN_S = 600.0
 BACKOFF_S = 0.25
 """Seconds until the restart after the second end; each further one doubles them."""
 HELPER_AGAIN_S = 30.0
-"""Seconds until an HTTP process or a store is restarted that keeps ending."""
+"""Seconds until an HTTP process, a store or the process of texts is restarted that keeps ending."""
 
 
 class ProcessDeaths:

@@ -33,7 +33,7 @@ class RestartPlan:
         return True
 
     def helper_ended(self, role: str) -> None:
-        """Plan the restart of an HTTP process or a store: one that keeps ending is tried now and then."""
+        """Plan the restart of an HTTP process, a store or `texts`: one that keeps ending is tried now and then."""
         delay = self._note(role)
         self._due[role] = time.monotonic() + (HELPER_AGAIN_S if delay is None else delay)
 

@@ -49,6 +49,7 @@ class Modules(NamedTuple):
     agent: str = "ppengine.agent"
     http: str = "ppengine.http"
     store: str = "ppengine.store"
+    texts: str = "ppengine.texts"
 
 
 class End(NamedTuple):
@@ -76,10 +77,11 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._helpers = {
+            **dict.fromkeys(config.text_roles, (modules or Modules()).texts),
             **dict.fromkeys(config.http_roles, (modules or Modules()).http),
             **dict.fromkeys(config.store_roles, (modules or Modules()).store),
         }
-        """Modules of HTTP processes and stores, by role: without them an engine goes on."""
+        """Modules of HTTP processes, stores and the process of texts, by role: without them an engine goes on."""
         self._executor = executor
         self._wakeup = wakeup
         self._modules = modules or Modules()
@@ -263,7 +265,7 @@ class Supervisor:
 
     def _boots_with(self, role: str) -> bool:
         """Return whether an engine that loads ends with a process of this role."""
-        return role == "stage" or role in self._config.http_roles
+        return role == "stage" or role in (*self._config.http_roles, *self._config.text_roles)
 
     def _follow_stages(self) -> None:
         """Plan the start of stores whose stages have been placed on this host."""

@@ -43,7 +43,7 @@ config = EngineConfig(
     id=engine_id,
     name=name,
     epoch="e" * 32,
-    profile=Profile(name=name, model=ModelConfig(path="/nowhere"), tiers=tiers),
+    profile=Profile(name=name, model=ModelConfig(path="/nowhere", skip_tokenizer=True), tiers=tiers),
     model_path="/nowhere",
     model_type="llama",
     layers=[(stage, stage + 1) for stage in range(stages)],

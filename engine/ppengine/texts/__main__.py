@@ -1,0 +1,143 @@
+"""`python -m ppengine.texts --engine FILE --role ROLE`: tokens of consoles' texts, until its lifeline closes."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.common import lifeline, logs
+from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.sockets import NOBLOCK, Bindings, readable
+from ppengine.common.template_process import TemplateProcess
+from ppengine.protocol.chat_messages import FromRenderer
+from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
+from ppengine.protocol.text_messages import Encode, TextsAlive, TextsEvent, ToTexts
+from ppengine.texts.submission_encoder import SubmissionEncoder
+
+log = logging.getLogger("ppengine.texts")
+
+LOOK_S = 0.1
+"""Seconds between two looks at the child, for its end and its deadline."""
+ALIVE_S = 1.0
+"""Seconds between two signs of life."""
+UNSENT_MOST = 10_000
+"""Messages that wait for a gateway that is restarted; later ones are dropped, and it asks again."""
+BURST = 64
+"""Messages taken from one socket before the next socket's turn."""
+
+
+def main() -> int:
+    """Serve until the engine ends. Exit code 1: it cannot start, with one line."""
+    parser = argparse.ArgumentParser(prog="python -m ppengine.texts")
+    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
+    parser.add_argument("--role", required=True, help="name of this process in the engine")
+    lifeline.add_argument(parser)
+    arguments = parser.parse_args()
+    lifeline.adopt(arguments.lifeline)
+    logs.start()
+    config = EngineConfig.load(arguments.engine)
+    try:
+        loop = Loop(config, arguments.role, Tokenizer.load(Path(config.model_path)))
+    except (ConfigError, zmq.ZMQError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: loop.stop())
+    log.info("started as %s", arguments.role)
+    loop.run()
+    return 0
+
+
+class Loop:
+    """The sockets, and turns of the parts."""
+
+    def __init__(self, config: EngineConfig, role: str, tokenizer: Tokenizer) -> None:
+        """Open the sockets. Raises zmq.ZMQError."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gateway = self._context.socket(zmq.DEALER)
+        self._gateway.setsockopt(zmq.IDENTITY, role.encode())
+        self._gateway.setsockopt(zmq.SNDHWM, UNSENT_MOST)
+        self._gateway.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._gateway.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._render = self._context.socket(zmq.ROUTER)
+        for socket in (self._gateway, self._render):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._bindings = Bindings()
+        path = Path(config.endpoint("render").removeprefix("ipc://"))
+        # It is that of a process before this one.
+        path.unlink(missing_ok=True)
+        self._bindings.bind(self._render, config.endpoint("render"))
+        self._gateway.connect(config.endpoint("texts"))
+        self._to_texts, self._from_renderer = Codec(ToTexts), Codec(FromRenderer)
+        self._templates = TemplateProcess(Path(config.run_dir), self._send_renderer, time.monotonic, self._report)
+        self._encoder = SubmissionEncoder(tokenizer, config.max_model_len, self._templates, self._send)
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End `run` soon. Called by a handler of signals."""
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`."""
+        poller = zmq.Poller()
+        for socket in (self._gateway, self._render):
+            poller.register(socket, zmq.POLLIN)
+        due = 0.0
+        while not self._stopped:
+            wait_s = ALIVE_S if self._templates.idle else LOOK_S
+            poller.poll(max(0, int(1e3 * min(wait_s, due - time.monotonic()))))
+            self._on_gateway()
+            self._on_renderer()
+            self._templates.advance()
+            if (now := time.monotonic()) >= due:
+                due = now + ALIVE_S
+                self._send(TextsAlive(pid=os.getpid()))
+                self._bindings.look()
+        self._templates.close()
+        self._context.destroy(linger=0)
+
+    def _on_gateway(self) -> None:
+        for _ in range(BURST):
+            if not readable(self._gateway):
+                return
+            try:
+                message = self._to_texts.decode(self._gateway.recv(NOBLOCK))
+            except ProtocolError as error:
+                log.error("a message of the gateway is dropped: %s", error)
+                continue
+            if isinstance(message, Encode):
+                self._encoder.take(message)
+
+    def _on_renderer(self) -> None:
+        while readable(self._render):
+            name, *frames = self._render.recv_multipart(NOBLOCK)
+            try:
+                self._templates.take(name, self._from_renderer.decode(frames[-1]))
+            except ProtocolError as error:
+                log.warning("from the process of chat templates: %s", error)
+
+    def _send_renderer(self, name: bytes, payload: bytes) -> None:
+        self._render.send_multipart([name, payload], NOBLOCK)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        try:
+            self._gateway.send(encode(message), NOBLOCK)
+        except zmq.Again:
+            log.warning("the gateway does not read: a %s is dropped", type(message).__name__)
+
+    def _report(self, kind: str, text: str) -> None:
+        self._send(TextsEvent(kind=kind, text=text))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
