@@ -41,7 +41,7 @@ FULL_S, OPEN_S, STOPPED_S = 6.0, 15.0, (0.3, 6.0)
 HALF_OPEN = 200
 JUMPS_S = (-2 * 86_400, -3600, -1, 0, 1, 3600, 86_400)
 """Offsets of the wall clock from the machine's."""
-ROLES = ("gateway", "core", "agent", "supervisor", "forkserver")
+ROLES = ("gateway", "core", "agent", "texts", "supervisor", "forkserver")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The process of texts on a real engine: it makes the tokens of consoles' texts, and may be killed or stopped."""
+"""The process of texts on a real engine: tokens, text and stop texts for consoles, also if it is killed or stopped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 from engines import wait_until
 from operators import Operator
+from ppconsole.link.source import LinkLost, QueryFailed
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import load_profile, profiles_dir
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Outcome
+from ppengine.protocol.inspection import BlocksDetail, FinishedDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
 from ppengine.protocol.verbs import Submit
@@ -38,6 +41,14 @@ def engine() -> Iterator[Served]:
         "http.listen=127.0.0.1:0",
     ]  # fmt: skip
     with Served(load_profile("tiny", settings), step_s=0.002) as served:
+        yield served
+
+
+@pytest.fixture
+def killed() -> Iterator[Served]:
+    """An engine whose requests last for seconds, and whose parts may be killed often."""
+    settings = ["threads_per_stage=1", "model.dtype=float64", "model.max_model_len=1024", "memory.device_mib=128"]
+    with Served(load_profile("tiny", settings), step_s=0.004) as served:
         yield served
 
 
@@ -67,6 +78,9 @@ async def texts_of(op: Operator, submit: Submit) -> list[tuple[list[int], str, s
 FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
     "bad words": ({"bad_words": ["girl", "was"]}, {"bad_words": ["girl", "was"]}),
+    "stops": ({"stop": [" was a", "e w", ". "], "n": 3, "temperature": 0.8, "seed": 7},
+              {"stop": [" was a", "e w", ". "], "n": 3, "temperature": 0.8, "seed": 7}),
+    "late stop": ({"stop": ["a"], "min_tokens": 9}, {"stop": ["a"], "min_tokens": 9}),
     "seeded": ({"n": 2, "temperature": 0.8, "seed": 7}, {"n": 2, "temperature": 0.8, "seed": 7}),
     "structured": ({"structured_outputs": StructuredOutputsParams(regex="[a-z ]{20}")},
                    {"structured_outputs": {"regex": "[a-z ]{20}"}}),
@@ -87,7 +101,12 @@ async def test_a_text_of_a_console_is_that_of_http(
     assert [(text, reason) for _, text, reason in samples] == [
         (choice["text"], choice["finish_reason"]) for choice in answer["choices"]
     ]
-    assert all(text for _, text, _ in samples)
+    assert any(text for _, text, _ in samples)
+    if "stop" in sampling:
+        assert all(
+            stop not in text for _, text, _ in samples for stop in sampling["stop"] if "min_tokens" not in sampling
+        )
+        assert "stop" in [reason for _, _, reason in samples]
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["short", "long"])
@@ -127,7 +146,7 @@ async def kill(op: Operator, *roles: str) -> None:
 
     def replaced() -> bool:
         engine.find_pids()
-        return all(engine.pids[role] != pid for role, pid in gone.items())
+        return all(engine.pids.get(role, pid) != pid for role, pid in gone.items())
 
     await asyncio.to_thread(wait_until, replaced, f"others in place of {', '.join(roles)}")
 
@@ -175,3 +194,116 @@ async def test_the_end_of_the_process_is_an_event(engine: Served) -> None:
         await texts_of(op, SUBMITS[0])
         text = f"the process of texts (pid {pid}) has ended, killed by SIGKILL; it is restarted"
         assert [event.text for event in await op.heard() if event.kind == "texts.ended"][-1:] == [text]
+
+
+async def read_on(op: Operator, name: str) -> tuple[list[int], str, str | None]:
+    """Return tokens, text and finish reason of a request, over kills of all that it is read by."""
+    tokens: list[int] = []
+    text = ""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                part = await op.link.fetch(name, offset=len(tokens), text_offset=len(text))
+            except (LinkLost, QueryFailed):
+                await asyncio.sleep(0.1)
+                continue
+            assert part.offset == len(tokens) and part.text_offset == len(text)
+            tokens += part.token_ids
+            text += part.text
+            if part.finished:
+                return tokens, text, part.finish_reason
+
+
+@dataclass
+class Cut:
+    """A request that a stop text ends late, and its text."""
+
+    submit: Submit
+    stop: str
+    text: str
+    tokens: list[int]
+    """The tokens of its text, and those of the stop text."""
+
+
+async def late_stop(op: Operator, prompt: str, tokens: int = 500) -> Cut:
+    """Return a greedy request whose stop text, over several tokens, is in the last part of what it would write."""
+    ((ids, text, _),) = await texts_of(op, Submit(prompt=prompt, sampling=SamplingParams(**GREEDY, max_tokens=tokens)))
+    stop = next(
+        text[at : at + 9] for at in range(len(text) * 4 // 5, len(text) - 9) if text.find(text[at : at + 9]) == at
+    )
+    at = text.find(stop)
+    kept = next(count for count in range(1, len(ids)) if stop in TOKENIZER.decode(ids[:count]))
+    sampling = SamplingParams(**GREEDY, max_tokens=900, stop=[stop])
+    return Cut(Submit(prompt=prompt, sampling=sampling), stop, text[:at], ids[:kept])
+
+
+async def test_a_stop_text_is_found_with_nobody_reading(engine: Served) -> None:
+    async with engine.operator() as op:
+        cut = await late_stop(op, PROMPT, 100)
+        end = await op.do(cut.submit)
+        picture = await op.until(lambda picture: end.request not in [one.id for one in picture.requests], "it ends")
+        assert picture.requests_total == 0
+        blocks = await op.link.inspect("blocks", request=end.request)
+        assert isinstance(blocks, BlocksDetail)
+        assert not {"used", "shared"} & {state for _, state in blocks.runs} and not blocks.mine, (
+            "all are free or cached"
+        )
+        finished = await op.link.inspect("finished")
+        assert isinstance(finished, FinishedDetail)
+        (info,) = [one for one in finished.requests if one.id == end.request]
+        assert info.reason == "stop" and len(cut.tokens) <= info.output_tokens < 100
+        assert end.request is not None
+        assert await op.output(end.request) == (cut.tokens, cut.text, "stop")
+        detail = await op.detail(end.request)
+        assert (detail.output_text, detail.output_token_ids, detail.why) == (cut.text, cut.tokens, "stop")
+        assert detail.prompt_text == PROMPT
+
+
+@pytest.mark.parametrize(
+    "roles", [["texts"], ["core"], ["gateway"], ["texts", "core"], ["texts", "gateway"]], ids="-".join
+)
+async def test_kills_lose_no_stop_text_that_has_not_come(killed: Served, roles: list[str]) -> None:
+    """One request is read as it grows, and nobody reads the other."""
+    engine = killed
+    async with engine.operator() as op:
+        cuts = [await late_stop(op, prompt) for prompt in (PROMPT, "The king")]
+        names = [(await op.do(cut.submit)).request or "" for cut in cuts]
+        read = asyncio.create_task(read_on(op, names[0]))
+        await op.written(names[1], 50)
+        await kill(op, *roles)
+        assert await read == (cuts[0].tokens, cuts[0].text, "stop")
+        await op.until(lambda picture: picture.requests_total == 0, "both end")
+        finished = await op.link.inspect("finished")
+        assert isinstance(finished, FinishedDetail)
+        assert [one.reason for one in finished.requests if one.id in names] == ["stop", "stop"]
+        assert await op.output(names[1]) == (cuts[1].tokens, cuts[1].text, "stop")
+
+
+async def test_tokens_go_on_while_the_process_is_stopped_and_their_readers_hear_of_it(engine: Served) -> None:
+    async with engine.operator() as op:
+        cut = await late_stop(op, PROMPT, 100)
+        end = await op.do(cut.submit)
+        assert end.request is not None
+        with engine.stopped("texts"):
+            await op.until(
+                lambda picture: picture.requests_total == 0, "it writes all that it may: nobody finds its stop"
+            )
+            with pytest.raises(QueryFailed, match="the process of texts gave no answer in time") as failed:
+                await op.link.fetch(end.request, wait_ms=0)
+            assert failed.value.code == "EXPIRED" and failed.value.passing
+        assert await op.output(end.request) == (cut.tokens, cut.text, "stop")
+
+
+async def test_texts_of_programs_are_read_from_the_first_look_on(engine: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+    async with engine.operator() as op:
+        answer = asyncio.create_task(asyncio.to_thread(completion, engine, "/v1/completions", body))
+        picture = await op.until(lambda picture: picture.requests, "it is there")
+        name = picture.requests[0].id
+        await op.written(name, 30)
+        detail = await op.detail(name)
+        assert detail.prompt_text == PROMPT and detail.output_text
+        part = await op.link.fetch(name, wait_ms=0)
+        assert len(part.token_ids) >= 30 and part.text
+        whole = (await answer)["choices"][0]["text"]
+        assert whole.startswith(part.text) and whole.startswith(detail.output_text)

@@ -80,7 +80,7 @@ class CoreWorld:
     With `before`, a world whose core was killed, it follows that one.
     """
 
-    def __init__(self, *, stages=2, tensor=1, tokenizer=None, utilization=0.5, max_model_len=64, serve=True,
+    def __init__(self, *, stages=2, tensor=1, has_tokenizer=False, utilization=0.5, max_model_len=64, serve=True,
         restart="auto", restart_limit_s=60.0, load_format="auto", cards=None, eos=2, vocabulary=VOCAB,
         run_dir="/r", model="m", journal=True, before=None, slo=NO_SLO, tiers=NO_TIERS, slot_bytes=0, **scheduler,
     ):  # fmt: skip
@@ -88,7 +88,7 @@ class CoreWorld:
         self.slot_bytes = slot_bytes
         """Bytes of a host slot that a store may map; 0: slots are private."""
         profile = Profile(
-            name="t", model=ModelConfig(path=model, load_format=load_format, skip_tokenizer=tokenizer is None),
+            name="t", model=ModelConfig(path=model, load_format=load_format, skip_tokenizer=not has_tokenizer),
             parallel=ParallelConfig(pipeline=stages, tensor=tensor, restart=restart, restart_limit_s=restart_limit_s),
             memory=MemoryConfig(utilization=utilization, block_size=8),
             scheduler=SchedulerConfig(**scheduler), journal=journal, slo=slo, tiers=tiers,
@@ -125,7 +125,7 @@ class CoreWorld:
         self._codec = Codec(ToStage)
         self._count = 0
         self.engine = Engine(
-            config, spec, tokenizer, send_step=self._take_step,
+            config, spec, send_step=self._take_step,
             reply=lambda client, message: self.answers.append((client, message)), happened=self.events.append,
             send_shadow=self.shadow_tasks.append,
             send_grammar=lambda name, payload: self.send_grammar(name, payload),

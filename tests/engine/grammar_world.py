@@ -55,7 +55,7 @@ class GrammarWorld(CoreWorld):
         self.sampled = 0
         """Tokens that the stages have chosen."""
         super().__init__(
-            tokenizer=TOKENIZER,
+            has_tokenizer=True,
             run_dir=str(folder),
             model=str(MODEL),
             eos=EOS,

@@ -9,9 +9,7 @@ import pytest
 from chat_world import ChatWorld, renderers
 from core_world import CoreWorld
 from engines import wait_until
-from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import template_process
-from ppengine.common.config import profiles_dir
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import SamplingParams
@@ -300,7 +298,7 @@ def test_answers_of_an_earlier_process_and_of_no_protocol_are_dropped(world):
 )
 def test_a_session_has_no_texts(verb, field):
     """Programs make their tokens and texts themselves."""
-    world = CoreWorld(tokenizer=Tokenizer.load(profiles_dir() / "models" / "tiny"))
+    world = CoreWorld(has_tokenizer=True)
     good = Submit(prompt_token_ids=[1])
     world.engine.offline.add_many(b"c", AddMany(nonce=1, session="s", submissions=[good, verb], first=4))
     error = f"prompt 5: {field} is a text; a session has token ids alone"
@@ -318,7 +316,7 @@ def test_a_session_has_no_texts(verb, field):
 )
 def test_the_core_takes_no_texts_of_consoles_either(verb, field):
     """The gateway has their tokens made before."""
-    world = CoreWorld(tokenizer=Tokenizer.load(profiles_dir() / "models" / "tiny"))
+    world = CoreWorld(has_tokenizer=True)
     (refused,) = world.say(verb)
     assert (refused.code, refused.text) == ("INVALID", f"{field} is a text; the core has token ids alone")
     assert not world.engine.requests.live()

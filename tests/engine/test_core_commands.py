@@ -39,27 +39,6 @@ from ppengine.protocol.verbs import (
 )
 
 
-class Letters:
-    """A tokenizer for which every letter is a token."""
-
-    longest_token = 1
-
-    def encode(self, text):
-        return [ord(letter) % VOCAB for letter in text]
-
-    def stream(self, prompt_ids):
-        return self
-
-    def decode(self, ids):
-        return "".join(chr(token + VOCAB if token < ord(" ") else token) for token in ids)
-
-    def push(self, token):
-        return "x"
-
-    def flush(self):
-        return ""
-
-
 def refusal(answers):
     assert len(answers) == 1
     assert isinstance(answers[0], Refused), answers
@@ -353,21 +332,6 @@ def test_the_priority_is_in_the_picture_and_in_the_detail_also_after_the_end():
         answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
         detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
         assert detail.priority == -2
-        world.run()
-    assert detail.state == "finished"
-
-
-def test_the_detail_has_the_text_of_the_prompt_also_after_the_end():
-    world = CoreWorld(tokenizer=Letters())
-    world.say(
-        Submit(
-            prompt_token_ids=Letters().encode("once upon a time"), request="a", sampling=SamplingParams(max_tokens=3)
-        )
-    )
-    for _ in range(2):
-        answer = world.engine.details.answer(Inspect(nonce=1, what="request", request="a"))
-        detail = msgspec.msgpack.decode(answer.data, type=RequestDetail)
-        assert detail.prompt_text == "once upon a time"
         world.run()
     assert detail.state == "finished"
 

@@ -90,13 +90,13 @@ class Hub:
 
     def __init__(self) -> None:
         self.now, self.dropped = 1000.0, list[str]()
-        self.hub = OutputHub(None, lambda _client, _answer: None, lambda: self.now, lambda: "", self.dropped.extend)
+        self.hub = OutputHub(lambda _client, _answer: None, lambda: self.now, lambda: "", self.dropped.extend)
 
     def run(self, name: str, prompt: int, *, tokens: int = 1, top: int | None = None, read: bool = True) -> None:
         self.hub.open(name, "", [1] * prompt, SamplingParams(logprobs=top), 0)
         for token in range(tokens):
             scores = None if top is None else Logprob(-1.0, [(one, -2.0) for one in range(top)])
-            self.hub.push(name, 0, token, scores, ended=False)
+            self.hub.push(name, 0, token, scores)
         self.hub.finish(name, 0, "length")
         if read:
             self.hub.fetch(b"c", Fetch(nonce=1, request=name, wait_ms=0))

@@ -333,13 +333,13 @@ def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
     world.core.next()
     world.core.answer(Accepted(id="accepted", op="op-1"))
     assert isinstance(client.hear(), Accepted)
-    client.say(Fetch(nonce=5, request="r-1", wait_ms=60_000), socket=client.bulk)
+    client.say(Inspect(nonce=5, what="blocks", request="r-1"), socket=client.bulk)
     assert world.core.next().request == "r-1"
     world.core.report(core_process(77, exit_code=-9, detail="killed by SIGKILL"))
     until(lambda: "is restarted" in client.snapshot().engine.message)
     assert client.snapshot().engine.state == "degraded"
     client.say(client.command(Abort(request="r"), "later"))
-    client.say(Fetch(nonce=6, request="r-2"), socket=client.bulk)
+    client.say(Inspect(nonce=6, what="blocks", request="r-2"), socket=client.bulk)
     seen = messages(world.core, 1)
     assert isinstance(seen[0], Recall) and {"open", "accepted"} <= set(seen[0].commands), "nothing else yet"
     world.core.report(core_process(78))
@@ -349,7 +349,7 @@ def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
     world.core.report(Recalled(newest=0, pid=78, replies=list(answered), unknown=["open"]))
     came = messages(world.core, 4, lambda one: not isinstance(one, Recall))
     assert sorted(one.id for one in came if isinstance(one, Command)) == ["later", "open"]
-    assert sorted(one.request for one in came if isinstance(one, Fetch)) == ["r-1", "r-2"]
+    assert sorted(one.request for one in came if isinstance(one, Inspect)) == ["r-1", "r-2"]
     end = client.hear()
     assert (end.id, end.state) == ("accepted", "applied"), "its acceptance is not repeated"
     assert [line["outcome"] for line in world.audit() if line["id"] == "accepted"] == [
@@ -610,13 +610,14 @@ def test_fetches_of_two_consoles_with_one_nonce_do_not_mix(world):
     clients = [world.client(), world.client()]
     for name, client in zip(("r-a", "r-b"), clients, strict=True):
         client.say(Fetch(nonce=1, request=name, wait_ms=10**9), socket=client.bulk)
-    questions = [world.core.next(), world.core.next()]
-    assert questions[0].nonce != questions[1].nonce and questions[0].wait_ms == 60_000
-    for question in reversed(questions):
-        world.core.answer(
-            Fetched(nonce=question.nonce, request=question.request, sample=0, offset=0, token_ids=[1], text_offset=0,
-                    text="x", finished=False)
-        )  # fmt: skip
+    with FakeTexts(world.context, world.config) as texts:
+        questions = [texts.next(), texts.next()]
+        assert questions[0].nonce != questions[1].nonce and questions[0].wait_ms == 60_000
+        for question in reversed(questions):
+            texts.say(
+                Fetched(nonce=question.nonce, request=question.request, sample=0, offset=0, token_ids=[1],
+                        text_offset=0, text="x", finished=False)
+            )  # fmt: skip
     for name, client in zip(("r-a", "r-b"), clients, strict=True):
         found = client.hear(client.bulk)
         assert (found.nonce, found.request) == (1, name)
@@ -659,15 +660,29 @@ def test_logs_are_tagged_and_cut(world):
         assert (answer.code, answer.text) == ("NOT_FOUND", f"no stage {stage}: this engine has 0 to 1")
 
 
-def test_details_are_asked_of_the_core(world):
+def test_details_of_requests_are_asked_of_the_process_of_texts_and_others_of_the_core(world):
     client = world.client()
     client.say(Inspect(nonce=4, what="request", request="r-1"), socket=client.bulk)
-    question = world.core.next()
-    assert (question.what, question.request) == ("request", "r-1")
-    world.core.answer(Failed(nonce=question.nonce, code="NOT_FOUND", text="no request r-1"))
-    assert client.hear(client.bulk) == Failed(nonce=4, code="NOT_FOUND", text="no request r-1")
-    world.core.answer(Failed(nonce=question.nonce, code="NOT_FOUND", text="twice"))
-    assert not client.bulk.poll(100), "a question is answered once"
+    with FakeTexts(world.context, world.config) as texts:
+        question = texts.next()
+        assert (question.what, question.request) == ("request", "r-1")
+        texts.say(Failed(nonce=question.nonce, code="NOT_FOUND", text="no request r-1"))
+        assert client.hear(client.bulk) == Failed(nonce=4, code="NOT_FOUND", text="no request r-1")
+        texts.say(Failed(nonce=question.nonce, code="NOT_FOUND", text="twice"))
+        assert not client.bulk.poll(100), "a question is answered once"
+    client.say(Inspect(nonce=5, what="finished"), socket=client.bulk)
+    assert world.core.next().what == "finished"
+
+
+def test_another_process_of_texts_gets_what_the_one_before_has_not_answered(world):
+    client = world.client()
+    client.say(Fetch(nonce=4, request="r-1"), socket=client.bulk)
+    with FakeTexts(world.context, world.config, pid=77) as texts:
+        first = texts.next()
+    with FakeTexts(world.context, world.config, pid=78) as texts:
+        assert texts.next() == first
+        texts.say(Failed(nonce=first.nonce, code="NOT_FOUND", text="no request r-1"))
+        assert client.hear(client.bulk) == Failed(nonce=4, code="NOT_FOUND", text="no request r-1")
 
 
 # --- the end ------------------------------------------------------------------------------------------------

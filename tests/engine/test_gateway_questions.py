@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from ppengine.gateway.bulk import CORE_FULL_S, BulkDesk
+from ppengine.gateway.bulk import CORE_FULL_S, TEXTS, BulkDesk
 from ppengine.protocol.control import Failed, Fetch, Fetched
 
 
@@ -35,9 +35,10 @@ def test_a_question_is_sent_once_the_core_takes_it() -> None:
     desk.open = True
     for _ in range(2):
         desk.desk.expire(time.monotonic())
-    assert desk.asked == [1, 1, 1], "tried, tried again, sent"
+    (number,) = set(desk.asked)
+    assert len(desk.asked) == 3, "tried, tried again, sent"
     assert desk.desk.on_answer(
-        Fetched(nonce=1, request="r", sample=0, offset=0, token_ids=[], text_offset=0, text="", finished=True)
+        Fetched(nonce=number, request="r", sample=0, offset=0, token_ids=[], text_offset=0, text="", finished=True)
     )
     assert [answer.nonce for answer in desk.answers] == [7]
 
@@ -50,3 +51,17 @@ def test_one_that_a_core_does_not_take_fails_unless_a_core_is_awaited(awaited: b
     assert [type(answer) for answer in desk.answers] == ([] if awaited else [Failed])
     if not awaited:
         assert (desk.answers[0].nonce, desk.answers[0].code) == (7, "NO_CORE")
+
+
+def test_an_output_that_the_process_of_texts_does_not_give_in_time_fails_and_names_it() -> None:
+    desk = Desk()
+    asked = list[Any]()
+    desk.desk._asks[TEXTS], desk.desk._texts = lambda one: (asked.append(one.nonce) is None, ""), TEXTS
+    desk.desk.handle(b"c", Fetch(nonce=8, request="r", wait_ms=1000))
+    desk.desk.texts_back()
+    assert len(asked) == 2 and len(set(asked)) == 1 and desk.desk._next - 1 == asked[0]
+    desk.desk.expire(time.monotonic() + 10.5)
+    assert not [answer for answer in desk.answers if answer.nonce == 8]
+    desk.desk.expire(time.monotonic() + 11.5)
+    (failed,) = [answer for answer in desk.answers if answer.nonce == 8]
+    assert (failed.code, failed.text) == ("EXPIRED", "the process of texts gave no answer in time")

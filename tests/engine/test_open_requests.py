@@ -161,7 +161,7 @@ class Core:
         self.hub = self.new_hub()
 
     def new_hub(self) -> OutputHub:
-        return OutputHub(None, lambda _, answer: self.answers.append(answer), lambda: self.now, lambda: "")
+        return OutputHub(lambda _, answer: self.answers.append(answer), lambda: self.now, lambda: "")
 
     def nonce(self) -> int:
         self.number += 1
@@ -201,7 +201,7 @@ class Core:
         for (name, sample), plan in self.plans.items():
             if plan.ended or self.draw.random() < 0.5:
                 continue
-            self.hub.push(name, sample, plan.tokens[plan.made], None, ended=False)
+            self.hub.push(name, sample, plan.tokens[plan.made], None)
             plan.made += 1
             if plan.made == len(plan.tokens):
                 self.end(name, sample, plan.reason)
@@ -225,7 +225,7 @@ class Core:
             for index in range(sampling.n):
                 plan = self.plans[name, index]
                 for token in plan.tokens[: plan.made]:
-                    self.hub.push(name, index, token, None, ended=False)
+                    self.hub.push(name, index, token, None)
                 if plan.ended:
                     self.hub.finish(name, index, plan.ended)
 

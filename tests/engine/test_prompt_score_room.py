@@ -70,7 +70,7 @@ def test_an_abort_gives_their_room_back_at_once(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("lost", [False, True])
 def test_they_are_dropped_once_a_later_question_confirms_them(lost: bool) -> None:
     answers: list[Any] = []
-    hub = OutputHub(None, lambda client, answer: answers.append(answer), lambda: 0.0, lambda: "")
+    hub = OutputHub(lambda client, answer: answers.append(answer), lambda: 0.0, lambda: "")
     output = hub.open("r", "s", [1, 2, 3], SamplingParams(prompt_logprobs=0, detokenize=False), 0)
     assert hub.scores.held == 3
 
@@ -80,7 +80,7 @@ def test_they_are_dropped_once_a_later_question_confirms_them(lost: bool) -> Non
         return answers[before:]
 
     hub.score(PromptScores("r", 1, SCORES))
-    hub.push("r", 0, 7, None, False)
+    hub.push("r", 0, 7, None)
     (news,) = ask(1, -1)
     assert news.pieces[0].prompt_logprobs == [None, *SCORES] and hub.scores.held == 3
     if lost:

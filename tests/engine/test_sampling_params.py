@@ -128,7 +128,7 @@ def test_more_bad_words_than_a_stage_has_room_for_are_refused() -> None:
 
 
 def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:
-    world = CoreWorld(tokenizer=Words())
+    world = CoreWorld(has_tokenizer=True)
     sampling = SamplingParams(bad_words=["AB"], bad_words_ids=[[7]], logit_bias={3: 2.0}, detokenize=False)
     submit = encoded(sampling).submit
     assert submit is not None and submit.sampling.bad_words == []
@@ -142,5 +142,5 @@ def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:
     written = DECODER.decode(ENCODER.encode([entered]))
     assert written == [entered]
     assert entered.sampling.bad_words_ids == [[7], [5, 6], [37, 6]]
-    after = follow(world, tokenizer=Words())
+    after = follow(world, has_tokenizer=True)
     assert after.scheduler.queues.requests["a"].sampling == entered.sampling

@@ -18,7 +18,6 @@ import msgspec
 import zmq
 
 from ppengine.checkpoint.model_spec import read_spec
-from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import lifeline, logs
 from ppengine.common.child_process import CRASHED
 from ppengine.common.cluster import node_accepts
@@ -91,12 +90,10 @@ class Loop:
         self._lost_stage = False
         """Whether a report goes before them."""
         self._from_stage = Codec(FromStage)
-        model = config.profile.model
         spec = read_spec(Path(config.model_path))
         folder = Path(config.run_dir)
-        tokenizer = None if model.skip_tokenizer else Tokenizer.load(Path(config.model_path))
         self.engine = Engine(
-            config, spec, tokenizer, send_step=self._send_step, reply=self._front.reply, happened=self._happened,
+            config, spec, send_step=self._send_step, reply=self._front.reply, happened=self._happened,
             send_shadow=self._send_shadow, send_grammar=partial(self._children.send, "grammar"),
             send_store=self._send_store,
             start_stage=self._front.start_stage,

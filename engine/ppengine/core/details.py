@@ -52,15 +52,15 @@ class Details:
             found = self._of_request(serving.scheduler, name)
             if found is None:
                 return Failed(nonce=nonce, code="NOT_FOUND", text=self._requests.gone_text(name))
-            detail = msgspec.structs.replace(found, prompt_text=self._outputs.text_of(found.prompt_token_ids))
+            detail = found
         else:
             return Failed(nonce=nonce, code="UNSUPPORTED", text=f"the core cannot inspect {question.what}")
         return Inspected(nonce=nonce, what=question.what, data=msgspec.Raw(msgspec.msgpack.encode(detail)))
 
     def _of_request(self, scheduler: Scheduler, name: str) -> RequestDetail | None:
         """Return the detail of a live or ended request; None if there is none of this name."""
-        members, output = self._requests.members(name), self._outputs.read(name)
+        members, output = self._requests.members(name), self._outputs.get(name)
         if members:
-            return live_detail(scheduler, members[0], self._outputs.read(members[0].group), self._clock())
+            return live_detail(scheduler, members[0], self._clock())
         ending = output.samples[0].ending if output is not None else None
         return ended_detail(output, ending, self._clock()) if output is not None and ending is not None else None

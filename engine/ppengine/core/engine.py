@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from ppengine.checkpoint.model_spec import ModelSpec
-from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
@@ -84,7 +83,6 @@ class Engine:
         self,
         config: EngineConfig,
         spec: ModelSpec,
-        tokenizer: Tokenizer | None,
         *,
         send_step: Callable[[bytes, bytes], None],
         reply: Callable[[bytes, msgspec.Struct], None],
@@ -116,7 +114,7 @@ class Engine:
         self.tracker = tracker = StageTracker(stages, send_step, clock)
         self.answers = answers = Answers(reply, note=journal.answered)
         self.operations = operations = Operations(answers, happened, clock)
-        self.outputs = OutputHub(tokenizer, reply, clock, lambda: health.failure, journal.dropped)
+        self.outputs = OutputHub(reply, clock, lambda: health.failure, journal.dropped)
         self.tiers = tiers = StoreDesk(config, spec, stages, send_store, event, clock)
         self.requests = requests = LiveRequests(
             health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock,

@@ -29,6 +29,7 @@ from ppengine.protocol.offline import (
 )
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
+from ppengine.protocol.text_messages import ReadOutput
 
 log = logging.getLogger("ppengine.core")
 
@@ -130,7 +131,7 @@ class FrontDesk:
         match message:
             case Command():
                 engine.commands.handle(client, message)
-            case Fetch():
+            case Fetch() | ReadOutput():
                 engine.outputs.fetch(client, message)
             case Inspect():
                 self._front.reply(client, engine.details.answer(message))

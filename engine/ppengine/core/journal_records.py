@@ -21,7 +21,7 @@ from ppengine.protocol.token_ids import TokenIds, compact, from_wire, to_wire
 
 
 class SampleState(msgspec.Struct, array_like=True):
-    """One continuation. `text` is set with `finished`: the text of a live one follows from its tokens."""
+    """One continuation."""
 
     tokens: TokenIds = msgspec.field(default_factory=compact)
     logprobs: list[Logprob] = []
@@ -34,7 +34,6 @@ class SampleState(msgspec.Struct, array_like=True):
     """Time of its first token."""
     finished: FinishedInfo | None = None
     """Its figures, once it has ended."""
-    text: str = ""
 
 
 class Entered(msgspec.Struct, array_like=True, tag=1):

@@ -129,10 +129,7 @@ class LiveRequests:
         for request, token, logprob, top in retirement.tokens:
             self.output_tokens_total += 1
             entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
-            ended = request.finish_reason == "stop" and token in request.stops
-            if self._outputs.push(request.group, request.sample, token, entry, ended) and not request.finished:
-                serving.scheduler.retirement.finish(request.id, "stop")
-                self.ended(request)
+            self._outputs.push(request.group, request.sample, token, entry)
         for request in retirement.finished:
             self.ended(request)
 

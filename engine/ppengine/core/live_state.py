@@ -145,7 +145,7 @@ class LiveState:
                 state.tokens, state.logprobs = sample.tokens, list(sample.logprobs)
             request = live.get(sample_id(output.request, index))
             if sample.ending is not None:
-                state.finished, state.text = sample.ending.info, sample.text if self._full and not sample.late else ""
+                state.finished = sample.ending.info
                 state.priority = sample.ending.detail.priority
                 entered.owner = sample.ending.info.owner
                 entered.arrival = sample.ending.at - sample.ending.info.took_s

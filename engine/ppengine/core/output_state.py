@@ -1,11 +1,10 @@
-"""The output of one request: the tokens and the text of each continuation."""
+"""The output of one request: the tokens of each continuation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ppengine.checkpoint.growing_text import GrowingText
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import RequestDetail
@@ -33,48 +32,10 @@ class Ending(NamedTuple):
 class Sample:
     """One continuation as it grows."""
 
-    growing: GrowingText | None = None
-    """Its text; None without a tokenizer, and in a session until a console looks at it."""
     tokens: TokenIds = field(default_factory=compact)
     logprobs: list[Logprob] = field(default_factory=list)
     finish_reason: str | None = None
     ending: Ending | None = None
-    late: int = 0
-    """Leading tokens whose text is not made yet: those of a core before this one, or before the first look."""
-    known_text: str = ""
-    """Text from a core before this one, in place of a growing one."""
-
-    @property
-    def text(self) -> str:
-        """Its text so far."""
-        return self.known_text if self.growing is None else self.growing.text
-
-    @property
-    def shown(self) -> int:
-        """Number of characters that a reader may have, because they will not change."""
-        return len(self.known_text) if self.growing is None else self.growing.shown
-
-    def push(self, token: int, ended: bool) -> bool:
-        """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
-        self.tokens.append(token)
-        return self.growing is not None and not ended and self.growing.push(token)
-
-    def finish(self, reason: str) -> None:
-        """Set the finish reason, and end the text."""
-        if self.growing is not None:
-            self.growing.end(by_stop_token=reason == "stop")
-            if self.growing.stopped:
-                # Also if the stop text came with the last allowed token.
-                reason = "stop"
-        self.finish_reason = reason
-
-    def catch_up(self) -> None:
-        """Make the text of the tokens that came from a core before this one."""
-        tokens, self.late = self.tokens[: self.late].tolist(), 0
-        if self.growing is not None:
-            self.growing.extend(tokens, by_stop=self.finish_reason == "stop")
-        if self.finish_reason is not None:
-            self.finish(self.finish_reason)
 
 
 @dataclass(slots=True)
@@ -99,6 +60,11 @@ class Output:
     """When its end was first answered, on the hub's clock; the answer may have been lost on its way."""
     weight: int = 0
     """Tokens of prompt and samples once it has ended, and `LOGPROB_TOKENS` for each log-probability of samples."""
+
+    @property
+    def followed(self) -> bool:
+        """Whether a session gets its tokens: a program's own, or that in which stop texts of consoles are found."""
+        return bool(self.session or self.sampling.stop)
 
     @property
     def finished(self) -> bool:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ppengine.checkpoint.growing_text import GrowingText
-from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.core import output_parts
 from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
 from ppengine.core.output_state import Ending, Output, Sample
@@ -18,6 +17,7 @@ from ppengine.protocol.control import Failed, Fetch, Fetched, Logprob
 from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.prompt_scores import PromptScores
 from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.text_messages import OutputPart, ReadOutput
 from ppengine.protocol.token_ids import TokenIds
 
 MAX_WAITING = 10_000
@@ -25,7 +25,7 @@ MAX_WAITING = 10_000
 KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
 KEEP_TOKENS = 16 * 1024 * 1024
-"""Most tokens of finished outputs, likewise: 64 MiB, and as much again for their text."""
+"""Most tokens of finished outputs, likewise: 64 MiB."""
 UNREAD = 2
 """Multiple of both above which outputs of consoles go that no reader wants; a session reads all of its own."""
 KEEP_READ_S = 60.0
@@ -36,7 +36,7 @@ _Topic = tuple[Literal["more of", "news of", "end in"], str]
 """Condition of a waiting question: more of a request, news of a session, or an end in a session."""
 
 
-_Question = Fetch | Follow
+_Question = Fetch | Follow | ReadOutput
 
 
 @dataclass(slots=True)
@@ -47,18 +47,16 @@ class _Waiter:
 
 
 class OutputHub:
-    """Takes tokens in, finds stop texts, answers fetches at once or when there is more."""
+    """Takes tokens in, and answers fetches at once or when there is more."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
-        reply: Callable[[bytes, Fetched | News | Failed], None],
+        reply: Callable[[bytes, Fetched | News | OutputPart | Failed], None],
         clock: Callable[[], float],
         failure: Callable[[], str],
         dropped: Callable[[list[str]], None] = lambda names: None,
     ) -> None:
         """`failure` returns why no more tokens will come, empty if they will; `dropped` takes names."""
-        self._tokenizer = tokenizer
         self._reply = reply
         self._outputs: OrderedDict[str, Output] = OrderedDict()
         self._sessions: dict[str, dict[str, Output]] = {}
@@ -77,16 +75,12 @@ class OutputHub:
         self._failure, self._dropped = failure, dropped
 
     def open(self, request: str, session: str, prompt_ids: TokenIds, sampling: SamplingParams, number: int) -> Output:
-        """Begin the output of a request. A request id is used once. A session makes its text itself."""
+        """Begin the output of a request. A request id is used once."""
         samples = [Sample() for _ in range(sampling.n)]
         output = Output(request, session, prompt_ids, sampling, samples, number=number)
-        if self._tokenizer is not None and sampling.detokenize and not session:
-            for sample in output.samples:
-                stream = self._tokenizer.stream(prompt_ids)
-                sample.growing = GrowingText(stream, sampling.stop, sampling.min_tokens)
         self._outputs[request] = output
         self.scores.open(output)
-        if session:
+        if output.followed:
             self._sessions.setdefault(session, {})[request] = output
         return output
 
@@ -99,22 +93,19 @@ class OutputHub:
         self._changes = cursor
 
     def restore(self, entered: Entered) -> Output:
-        """Go on with an output of the core before this one; its text is made when it is needed."""
+        """Go on with an output of the core before this one."""
         output = self.open(entered.name, entered.session, entered.prompt_ids, entered.sampling, entered.first)
         output.deaths = entered.deaths
         for sample, known in zip(output.samples, entered.samples, strict=True):
             sample.tokens, sample.logprobs = known.tokens, known.logprobs
             if known.finished is not None:
                 sample.finish_reason = known.finished.reason
-            if known.finished is not None and known.text:
-                sample.known_text, sample.growing = known.text, None
-            else:
-                sample.late = len(known.tokens)
         if output.samples[0].tokens:
             self.scores.drop(output)  # They are computed before the first token alone.
         self._touch(output)
         if output.finished:
             self._count(output)
+            self._follow_no_more(output)
             # What the core before this one has answered is not known.
             self._note_read(output)
         return output
@@ -124,37 +115,17 @@ class OutputHub:
 
     def get(self, request: str) -> Output | None:
         """Return the output of a request, if it is kept."""
-        output = self._outputs.get(request)
-        if output is not None:
-            _catch_up(output)
-        return output
+        return self._outputs.get(request)
 
-    def read(self, request: str) -> Output | None:
-        """Return the output of a request with its text; that of a session is made from its first look on."""
-        output = self.get(request)
-        if output is not None and output.session and self._tokenizer is not None:
-            for sample in output.samples:
-                if sample.growing is None and not sample.known_text:
-                    sample.growing = GrowingText(self._tokenizer.stream(output.prompt_ids))
-                    sample.late = len(sample.tokens)
-                    sample.catch_up()
-        return output
-
-    def text_of(self, tokens: list[int]) -> str:
-        """Return the text of `tokens`; empty without a tokenizer."""
-        return "" if self._tokenizer is None else self._tokenizer.decode(tokens)
-
-    def push(self, request: str, index: int, token: int, logprob: Logprob | None, ended: bool) -> bool:
-        """Append one token; return whether the text now ends in a stop text. `ended`: a stop token, no text."""
+    def push(self, request: str, index: int, token: int, logprob: Logprob | None) -> None:
+        """Append one token."""
         output = self._outputs[request]
         sample = output.samples[index]
-        if sample.late:
-            sample.catch_up()
+        sample.tokens.append(token)
         if logprob is not None:
             sample.logprobs.append(logprob)
         output.deaths = 0
         self._touch(output)
-        return sample.push(token, ended)
 
     def score(self, scores: PromptScores) -> None:
         """Keep log-probabilities of a prompt."""
@@ -173,15 +144,14 @@ class OutputHub:
         if output is None or output.samples[index].finish_reason is not None:
             return
         sample = output.samples[index]
-        if sample.late:
-            sample.catch_up()
-        sample.finish(reason)
-        sample.ending = ending
+        sample.finish_reason, sample.ending = reason, ending
         self._touch(output)
         if output.finished:
             self._count(output)
-            self._touched.add(("end in", output.session))
-            self._followers.end(output)
+            if output.followed:
+                self._touched.add(("end in", output.session))
+                self._followers.end(output)
+            self._follow_no_more(output)
             self._trim()
 
     def forget(self, requests: list[str]) -> None:
@@ -189,12 +159,11 @@ class OutputHub:
         known = (self._outputs.get(request) for request in dict.fromkeys(requests))
         self._drop([output for output in known if output is not None and output.finished])
 
-    def fetch(self, client: bytes, question: Fetch) -> None:
+    def fetch(self, client: bytes, question: Fetch | ReadOutput) -> None:
         """Answer now if there is more than `offset`, otherwise when there is."""
         if question.request not in self._outputs:
             self._reply(client, Failed(nonce=question.nonce, code="NOT_FOUND", text=f"no request {question.request}"))
-        elif min(question.offset, question.text_offset) < 0:
-            text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
+        elif text := output_parts.wrong_offsets(question):
             self._reply(client, Failed(nonce=question.nonce, code="INVALID", text=text))
         elif not self._answer_fetch(client, question, last=self._at_once(question)):
             self._wait(client, question)
@@ -242,8 +211,9 @@ class OutputHub:
         self._changes += 1
         output.changed = self._changes
         self._touched.add(("more of", output.request))
-        self._touched.add(("news of", output.session))
-        self._followers.touch(output)
+        if output.followed:
+            self._touched.add(("news of", output.session))
+            self._followers.touch(output)
 
     def _wait(self, client: bytes, question: _Question) -> None:
         deadline = self._clock() + min(question.wait_ms, 60_000) / 1e3
@@ -255,7 +225,7 @@ class OutputHub:
         return question.wait_ms <= 0 or self._waiting >= MAX_WAITING
 
     def _serve(self, waiter: _Waiter, last: bool) -> bool:
-        if isinstance(waiter.question, Fetch):
+        if not isinstance(waiter.question, Follow):
             return self._answer_fetch(waiter.client, waiter.question, last)
         before = waiter.question.answers
         over = self._answer_follow(waiter.client, waiter.question, last)
@@ -263,34 +233,23 @@ class OutputHub:
             waiter.deadline = self._clock() + waiter.question.wait_ms / 1e3
         return over
 
-    def _answer_fetch(self, client: bytes, question: Fetch, last: bool) -> bool:
-        output = self.read(question.request)
+    def _answer_fetch(self, client: bytes, question: Fetch | ReadOutput, last: bool) -> bool:
+        output = self._outputs.get(question.request)
         if output is None or not 0 <= question.sample < len(output.samples):
             have = 0 if output is None else len(output.samples)
             text = f"no sample {question.sample} of {question.request} (it has {have})"
             self._reply(client, Failed(nonce=question.nonce, code="NOT_FOUND", text=text))
             return True
         sample = output.samples[question.sample]
-        tokens = sample.tokens[question.offset :]
-        shown = sample.shown
         done = sample.finish_reason is not None
-        nothing = not tokens and not done and question.text_offset >= shown
+        nothing = not done and not output_parts.news(question, output, len(sample.tokens))
         if nothing and (failure := self._failure()):
             self._reply(client, Failed(nonce=question.nonce, code="FAILED", text=failure))
             return True
         if nothing and not last:
             return False
-        self._reply(
-            client,
-            Fetched(
-                nonce=question.nonce, request=output.request, sample=question.sample, offset=question.offset,
-                token_ids=tokens.tolist(), text_offset=question.text_offset,
-                text=sample.text[question.text_offset : shown], finished=done, finish_reason=sample.finish_reason,
-                logprobs=sample.logprobs[question.offset :], prompt_tokens=len(output.prompt_ids),
-                samples=len(output.samples), loss="" if sample.ending is None else sample.ending.info.loss,
-            ),
-        )  # fmt: skip
-        if output.finished:
+        self._reply(client, output_parts.answer(question, output))
+        if output.finished and (isinstance(question, Fetch) or question.console):
             self._note_read(output)
         return True
 
@@ -301,9 +260,10 @@ class OutputHub:
         failure = "" if outputs else self._failure()
         if not outputs and not last and not failure:
             return False
-        for output in outputs:
-            if output.finished:
-                self._note_read(output)
+        if question.session:  # Stop texts of consoles' requests are looked for, which is no reading.
+            for output in outputs:
+                if output.finished:
+                    self._note_read(output)
         self._reply(client, self._followers.news(question, outputs, self._changes, failure))
         question.since, question.answers = self._changes, question.answers - 1
         return bool(failure) or question.answers <= 0
@@ -328,6 +288,11 @@ class OutputHub:
             surplus, tokens = surplus - 1, tokens - output.weight
         self._drop(old)
 
+    def _follow_no_more(self, output: Output) -> None:
+        """Leave an output that has ended out of the session of consoles: no stop text is looked for any more."""
+        if not output.session and (members := self._sessions.get("")) is not None:
+            members.pop(output.request, None)
+
     def _count(self, output: Output) -> None:
         """Count an output that has finished."""
         self._finished += 1
@@ -347,21 +312,14 @@ class OutputHub:
             members = self._sessions.get(output.session)
             if members is not None:
                 members.pop(output.request, None)
-                if not members:
+                if not members and output.session:
                     del self._sessions[output.session]
                     self._followers.forget(output.session)
         if outputs:
             self._dropped([output.request for output in outputs])
 
 
-def _catch_up(output: Output) -> None:
-    """Make the text that an output of the core before this one still lacks."""
-    for sample in output.samples:
-        if sample.late:
-            sample.catch_up()
-
-
 def _topic(question: _Question) -> _Topic:
-    if isinstance(question, Fetch):
+    if not isinstance(question, Follow):
         return "more of", question.request
     return ("end in" if question.finished_only else "news of"), question.session

@@ -16,7 +16,7 @@ from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.timings import Timings
 
 
-def live_detail(scheduler: Scheduler, request: Request, output: Output | None, now: float) -> RequestDetail:
+def live_detail(scheduler: Scheduler, request: Request, now: float) -> RequestDetail:
     """Return the detail of a live request at `now` of the scheduler's clock."""
     why = wait_reasons.why(scheduler, request)
     return msgspec.structs.replace(
@@ -28,7 +28,6 @@ def live_detail(scheduler: Scheduler, request: Request, output: Output | None, n
         in_flight=list(request.in_flight),
         prompt_token_ids=request.prompt_ids.tolist(),
         output_token_ids=list(request.output_ids),
-        output_text=output.samples[request.sample].text if output else "",
     )
 
 
@@ -66,7 +65,6 @@ def ended_detail(output: Output, ending: Ending, now: float) -> RequestDetail:
         output_tokens=len(sample.tokens),
         prompt_token_ids=output.prompt_ids.tolist(),
         output_token_ids=sample.tokens.tolist(),
-        output_text=sample.text,
     )
 
 

@@ -1,8 +1,10 @@
-"""Answers questions on `bulk`: events and some details from this process, outputs and other details from the core,
-stacks and rings from the agent. A forwarded question gets a new number, because two consoles may use the same."""
+"""Answers questions on `bulk`: events and some details from this process, outputs and details of requests from `texts`,
+other details from the core, stacks and rings from the agent. A forwarded question gets a new number, because two
+consoles may use the same."""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +21,10 @@ WAIT_MOST_MS = 60_000
 CORE_FULL_S = 1.0
 """Seconds for which a question waits for a core that takes no message: its end may be reported a moment later."""
 CORE_ANSWER_S, STACKS_ANSWER_S = 10.0, 20.0
+TEXTS_ANSWER_S = 8.0
+"""Seconds for the process of texts: consoles wait for 10, and are to hear which process gives no answer."""
+TEXTS = "process of texts"
+"""The answerer that makes the text of outputs."""
 NO_FAULTS = "this engine takes no faults on demand; start one that does: ppconsole serve PROFILE --allow-faults"
 
 
@@ -47,17 +53,22 @@ class BulkDesk:
         ask_agent: Callable[[Inspect], str],
         faults: Callable[[], FaultsDetail | None] = lambda: None,
         core_awaited: Callable[[], bool] = lambda: False,
+        ask_texts: Callable[[Fetch | Inspect], tuple[bool, str]] | None = None,
     ) -> None:
         """`local` answers questions from this process and returns None for others.
 
         `ask_agent` sends a question and returns the obstacle, empty without one. `ask_core` returns before that
-        whether it was sent: a core that is restarted gets it later. `faults` returns None in an engine without faults
-        on demand.
+        whether it was sent: a core that is restarted gets it later. So does `ask_texts`; None: the engine has no
+        tokenizer, and the core answers. `faults` returns None in an engine without faults on demand.
         """
         self._events, self._local, self._answer = events, local, answer
-        self._ask_core, self._ask_agent, self._faults, self._core_awaited = ask_core, ask_agent, faults, core_awaited
+        self._ask_agent, self._faults, self._core_awaited = ask_agent, faults, core_awaited
+        self._asks = {"core": ask_core, TEXTS: ask_texts or ask_core}
+        self._texts = "core" if ask_texts is None else TEXTS
+        self._answer_s = CORE_ANSWER_S if ask_texts is None else TEXTS_ANSWER_S
         self._open: OrderedDict[int, Open] = OrderedDict()
-        self._next = 1
+        # Answers to the questions of a gateway before this one must match none of its own.
+        self._next = secrets.randbits(48)
 
     def handle(self, client: bytes, question: Replay | Fetch | Inspect, key: str = "") -> None:
         """Answer one question, or pass it on."""
@@ -65,7 +76,7 @@ class BulkDesk:
             self._answer(client, self._events.replay(question))
         elif isinstance(question, Fetch):
             question.wait_ms = max(0, min(question.wait_ms, WAIT_MOST_MS))
-            self._pass_on(client, question, "core", CORE_ANSWER_S + question.wait_ms / 1e3, key)
+            self._pass_on(client, question, self._texts, self._answer_s + question.wait_ms / 1e3, key)
         elif question.what == "faults":
             self._list_faults(client, question.nonce)
         elif (here := self._local(question)) is not None:
@@ -73,7 +84,7 @@ class BulkDesk:
         elif question.what in ("stacks", "rings"):
             self._pass_on(client, question, "agent", STACKS_ANSWER_S, key)
         else:
-            self._pass_on(client, question, "core", CORE_ANSWER_S, key)
+            self._pass_on(client, question, self._texts if question.what == "request" else "core", self._answer_s, key)
 
     def on_answer(self, answer: Fetched | Inspected | Failed) -> bool:
         """Forward an answer to its console; return False if no console waits for it."""
@@ -86,8 +97,15 @@ class BulkDesk:
 
     def core_back(self) -> None:
         """Ask another core what the one before it has not answered."""
-        for known in [known for known in self._open.values() if known.answerer == "core"]:
-            sent, _ = self._ask_core(known.question)
+        self._again("core")
+
+    def texts_back(self) -> None:
+        """Ask another process of texts what the one before it has not answered."""
+        self._again(TEXTS)
+
+    def _again(self, answerer: str) -> None:
+        for known in [known for known in self._open.values() if known.answerer == answerer]:
+            sent, _ = self._asks[answerer](known.question)
             known.unsent_since = None if sent else time.monotonic()
 
     def expire(self, now: float) -> None:
@@ -97,10 +115,10 @@ class BulkDesk:
                 del self._open[number]
                 self._fail(known.client, known.nonce, "EXPIRED", f"the {known.answerer} gave no answer in time")
             elif known.unsent_since is not None:
-                sent, _ = self._ask_core(known.question)
+                sent, _ = self._asks[known.answerer](known.question)
                 if sent:
                     known.unsent_since = None
-                elif now - known.unsent_since > CORE_FULL_S and not self._core_awaited():
+                elif known.answerer == "core" and now - known.unsent_since > CORE_FULL_S and not self._core_awaited():
                     del self._open[number]
                     self._fail(known.client, known.nonce, "NO_CORE", "the engine core takes no more questions now")
 
@@ -126,9 +144,9 @@ class BulkDesk:
         if answerer == "agent" and isinstance(question, Inspect):
             why = self._ask_agent(question)
         else:
-            sent, why = self._ask_core(question)
+            sent, why = self._asks[answerer](question)
         if why:
-            self._fail(client, nonce, "NO_CORE" if answerer == "core" else "FAILED", why)
+            self._fail(client, nonce, "FAILED" if answerer == "agent" else "NO_CORE", why)
             return
         now = time.monotonic()
         self._open[number] = Open(question, client, key, nonce, now + wait_s, answerer, None if sent else now)

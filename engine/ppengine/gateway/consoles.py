@@ -90,6 +90,7 @@ class Consoles:
             engine.ask_agent,
             engine.list_faults,
             engine.core_awaited,
+            engine.ask_texts if config.text_roles else None,
         )
 
     def _answer_control(self, client: bytes, message: msgspec.Struct) -> None:

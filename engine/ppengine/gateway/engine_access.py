@@ -95,6 +95,11 @@ class EngineLink:
         missing = self._collector.core_missing()
         return (False, missing) if missing else (self._send_core(question), "")
 
+    def ask_texts(self, question: Fetch | Inspect) -> tuple[bool, str]:
+        """Send a question to the process of texts, which asks the core; see `ask_core`."""
+        missing = "" if self.core_away() else self._collector.core_missing()
+        return (False, missing) if missing else (not self.texts_away() and self.send_texts(question), "")
+
     def send_texts(self, message: msgspec.Struct) -> bool:
         """Send to the process of texts; return whether it was taken."""
         return send(self._sockets.texts, [b"texts", frames.encode(message)])

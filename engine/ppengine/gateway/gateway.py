@@ -39,6 +39,7 @@ from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.stack_probe import NONCE, StackProbe
 from ppengine.gateway.succession import Succession
+from ppengine.gateway.text_messages_reader import TextMessagesReader
 from ppengine.protocol import frames, kept_files
 from ppengine.protocol.control import (
     Failed,
@@ -53,7 +54,6 @@ from ppengine.protocol.offline import FromFront
 from ppengine.protocol.reports import Recalled, ToCollector
 from ppengine.protocol.severity import log_level
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.text_messages import Encoded, FromTexts, TextsAlive, TextsEvent
 
 log = logging.getLogger("ppengine.gateway")
 
@@ -93,13 +93,15 @@ class Gateway:
         self._consoles = Consoles(
             config, audit, self._sockets, self._access, self._events, self._engine, local, self._pulse
         )  # fmt: skip
+        self._texts = TextMessagesReader(
+            self._sockets.texts, self._consoles.commands.texts, self._consoles.bulk, self._events.say, refusals
+        )  # fmt: skip
         self._succession = Succession(
             self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall,
             self._core_back,
         )  # fmt: skip
         self._to_collector = frames.Codec(ToCollector)
         self._from_front = frames.Codec(FromFront)
-        self._from_texts = frames.Codec(FromTexts)
         self._refresh: set[bytes] = set()
         self._judge_by_ns: int | None = None
         """Time until which the present turn may judge."""
@@ -172,7 +174,7 @@ class Gateway:
             self._sockets.front: self._on_front,
             self._sockets.collect: self._on_collect,
             self._sockets.agent: self._on_agent,
-            self._sockets.texts: self._on_texts,
+            self._sockets.texts: self._texts.read,
             **self._connections.monitors,
         }
         if self._engine.faults is not None:
@@ -313,20 +315,6 @@ class Gateway:
     def _on_agent(self) -> None:
         for answer in self._engine.agents.answers():
             self._on_answer(answer)
-
-    def _on_texts(self) -> None:
-        for parts in drain(self._sockets.texts):
-            try:
-                message = self._from_texts.decode(frames.split(parts, 2)[1])
-            except frames.ProtocolError as error:
-                self._refusals(f"a message of the process of texts is dropped: {error}")
-                continue
-            if isinstance(message, Encoded):
-                self._consoles.commands.texts.take(message)
-            elif isinstance(message, TextsAlive):
-                self._consoles.commands.texts.alive(message.pid)
-            elif isinstance(message, TextsEvent):
-                self._events.say(message.kind, message.text)
 
     def _on_answer(self, message: object) -> None:
         if isinstance(message, Reply):

@@ -116,11 +116,14 @@ class TextDesk:
             kept.encoded = msgspec.structs.replace(command, verb=answer.submit)
             self._go_on(kept)
 
-    def alive(self, pid: int) -> None:
-        """Note a sign of life. Another process than before gets everything that its predecessor has not answered."""
+    def alive(self, pid: int) -> bool:
+        """Note a sign of life; return whether it is another process than before.
+
+        It gets everything that its predecessor has not answered.
+        """
         before, self._pid, self._alive_at = self._pid, pid, self._clock()
         if before == pid:
-            return
+            return False
         for one in list(self._waiting.values()):
             if one.pid is not None and one.pid != pid:
                 one.ends += 1
@@ -129,6 +132,7 @@ class TextDesk:
                 self._refuse(one, text, failed=True)
             else:
                 self._send(one)
+        return True
 
     def turn(self) -> None:
         """Send what waits, report long waits, and refuse what has waited for too long. The loop calls it each turn."""

@@ -19,6 +19,7 @@ from ppengine.protocol.gpu import DeviceRooms
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, StageFigures
 from ppengine.protocol.prompt_scores import PromptLogprob
 from ppengine.protocol.reports import ProcessReport, Recall, StartStage
+from ppengine.protocol.text_messages import OutputPart, ReadOutput
 from ppengine.protocol.timings import Timings
 from ppengine.protocol.token_ids import TokenIds
 from ppengine.protocol.verbs import Submit
@@ -65,6 +66,8 @@ class OpenSession(msgspec.Struct, tag="open-session", kw_only=True):
 
 class Follow(msgspec.Struct, tag="follow", kw_only=True):
     """News of all requests of a session, answered by `News` as soon as there are any, or after `wait_ms`.
+
+    The session without a name has the requests of consoles that stop texts may end, until they end.
 
     `since` is the cursor of the newest `News`, -1 without one. For an older cursor all is sent from the beginning.
     A question with the number of the last one goes on behind its answers; its `since` has no effect.
@@ -165,12 +168,12 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
 
 ToFront = (
     Command | Fetch | Inspect | AddMany | OpenSession | Follow | AbortMany | EndSamples | ForgetMany
-    | StateQuery | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
+    | ReadOutput | StateQuery | MetricsQuery | HttpReport | ProcessReport | DeviceRooms | StageFigures | Recall
 )  # fmt: skip
 """`ProcessReport` comes from the supervisor: the core learns there that a stage is dead. `DeviceRooms`,
 `StageFigures` and `Recall` are the gateway's."""
 FromFront = (
     Reply | Fetched | Inspected | Failed | Added | News | CoreMetrics | StateAnswer
-    | StartStage
+    | OutputPart | StartStage
 )  # fmt: skip
 """`StartStage` is for the supervisor alone."""

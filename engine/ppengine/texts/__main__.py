@@ -1,4 +1,4 @@
-"""`python -m ppengine.texts --engine FILE --role ROLE`: tokens of consoles' texts, until its lifeline closes."""
+"""`python -m ppengine.texts --engine FILE --role ROLE`: tokens and text for consoles, until its lifeline closes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.common.template_process import TemplateProcess
 from ppengine.protocol.chat_messages import FromRenderer
+from ppengine.protocol.control import Failed, Fetch, Inspect, Inspected
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError, encode
-from ppengine.protocol.text_messages import Encode, TextsAlive, TextsEvent, ToTexts
+from ppengine.protocol.offline import FromFront, News
+from ppengine.protocol.text_messages import Encode, OutputPart, TextsAlive, TextsEvent, ToTexts
+from ppengine.texts.core_questions import CoreQuestions
+from ppengine.texts.detail_reader import DetailReader
+from ppengine.texts.output_reader import OutputReader
+from ppengine.texts.stop_finder import StopFinder
 from ppengine.texts.submission_encoder import SubmissionEncoder
+from ppengine.texts.text_store import TextStore
 
 log = logging.getLogger("ppengine.texts")
 
@@ -46,7 +54,8 @@ def main() -> int:
     logs.start()
     config = EngineConfig.load(arguments.engine)
     try:
-        loop = Loop(config, arguments.role, Tokenizer.load(Path(config.model_path)))
+        folder = Path(config.model_path)
+        loop = Loop(config, arguments.role, Tokenizer.load(folder), read_spec(folder).eos_token_ids)
     except (ConfigError, zmq.ZMQError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -60,7 +69,7 @@ def main() -> int:
 class Loop:
     """The sockets, and turns of the parts."""
 
-    def __init__(self, config: EngineConfig, role: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EngineConfig, role: str, tokenizer: Tokenizer, eos: list[int]) -> None:
         """Open the sockets. Raises zmq.ZMQError."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gateway = self._context.socket(zmq.DEALER)
@@ -68,8 +77,12 @@ class Loop:
         self._gateway.setsockopt(zmq.SNDHWM, UNSENT_MOST)
         self._gateway.setsockopt(zmq.RECONNECT_IVL, 20)
         self._gateway.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._front = self._context.socket(zmq.DEALER)
+        self._front.setsockopt(zmq.SNDHWM, 0)
+        self._front.setsockopt(zmq.RCVHWM, 0)
+        self._front.setsockopt(zmq.RECONNECT_IVL, 20)
         self._render = self._context.socket(zmq.ROUTER)
-        for socket in (self._gateway, self._render):
+        for socket in (self._gateway, self._front, self._render):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._bindings = Bindings()
@@ -78,9 +91,16 @@ class Loop:
         path.unlink(missing_ok=True)
         self._bindings.bind(self._render, config.endpoint("render"))
         self._gateway.connect(config.endpoint("texts"))
-        self._to_texts, self._from_renderer = Codec(ToTexts), Codec(FromRenderer)
+        self._front.connect(config.endpoint("front"))
+        self._to_texts, self._from_renderer, self._from_front = Codec(ToTexts), Codec(FromRenderer), Codec(FromFront)
         self._templates = TemplateProcess(Path(config.run_dir), self._send_renderer, time.monotonic, self._report)
         self._encoder = SubmissionEncoder(tokenizer, config.max_model_len, self._templates, self._send)
+        clock = time.monotonic
+        self._core = CoreQuestions(self._send_core, clock)
+        store = TextStore(tokenizer, eos)
+        self._stops = StopFinder(store, self._core, clock)
+        self._outputs = OutputReader(store, self._core, self._send, self._stops.end, clock)
+        self._details = DetailReader(tokenizer, eos, self._core, self._send, clock)
         self._stopped = False
 
     def stop(self) -> None:
@@ -90,15 +110,18 @@ class Loop:
     def run(self) -> None:
         """Serve until `stop`."""
         poller = zmq.Poller()
-        for socket in (self._gateway, self._render):
+        for socket in (self._gateway, self._front, self._render):
             poller.register(socket, zmq.POLLIN)
         due = 0.0
         while not self._stopped:
-            wait_s = ALIVE_S if self._templates.idle else LOOK_S
+            wait_s = ALIVE_S / 2 if self._templates.idle else LOOK_S
             poller.poll(max(0, int(1e3 * min(wait_s, due - time.monotonic()))))
             self._on_gateway()
+            self._on_front()
             self._on_renderer()
             self._templates.advance()
+            self._stops.turn()
+            self._core.turn()
             if (now := time.monotonic()) >= due:
                 due = now + ALIVE_S
                 self._send(TextsAlive(pid=os.getpid()))
@@ -117,6 +140,24 @@ class Loop:
                 continue
             if isinstance(message, Encode):
                 self._encoder.take(message)
+            elif isinstance(message, Fetch):
+                self._outputs.fetch(message)
+            elif isinstance(message, Inspect):
+                self._details.inspect(message)
+
+    def _on_front(self) -> None:
+        for _ in range(BURST):
+            if not readable(self._front):
+                return
+            try:
+                message = self._from_front.decode(self._front.recv(NOBLOCK))
+            except ProtocolError as error:
+                log.error("a message of the core is dropped: %s", error)
+                continue
+            if isinstance(message, News):
+                self._stops.take(message)
+            elif isinstance(message, OutputPart | Inspected | Failed):
+                self._core.take(message)
 
     def _on_renderer(self) -> None:
         while readable(self._render):
@@ -128,6 +169,10 @@ class Loop:
 
     def _send_renderer(self, name: bytes, payload: bytes) -> None:
         self._render.send_multipart([name, payload], NOBLOCK)
+
+    def _send_core(self, message: msgspec.Struct) -> None:
+        """Send to the core; a message waits in the queue while the core is away."""
+        self._front.send(encode(message), NOBLOCK)
 
     def _send(self, message: msgspec.Struct) -> None:
         try:
