@@ -15,7 +15,7 @@ from drill import DEATH_S, HANG_S, SLOW_S, STACKS_S, Result
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 COMMAND = "python tests/drills/run.py"
-_PLACES = ("first", "middle", "last", "core", "agent", "gateway")
+_PLACES = ("first", "middle", "last", "core", "agent", "gateway", "texts")
 
 
 def line(result: Result) -> str:

@@ -23,7 +23,7 @@ from ppengine.protocol.control import Outcome
 from ppengine.protocol.inspection import BlocksDetail, FinishedDetail
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
-from ppengine.protocol.verbs import Submit
+from ppengine.protocol.verbs import ClearFaults, Fault, Submit
 from serving import Served, audited
 
 TINY = profiles_dir() / "models" / "tiny"
@@ -48,7 +48,7 @@ def engine() -> Iterator[Served]:
 def killed() -> Iterator[Served]:
     """An engine whose requests last for seconds, and whose parts may be killed often."""
     settings = ["threads_per_stage=1", "model.dtype=float64", "model.max_model_len=1024", "memory.device_mib=128"]
-    with Served(load_profile("tiny", settings), step_s=0.004) as served:
+    with Served(load_profile("tiny", settings), "--allow-faults", step_s=0.004) as served:
         yield served
 
 
@@ -277,6 +277,22 @@ async def test_kills_lose_no_stop_text_that_has_not_come(killed: Served, roles: 
         assert isinstance(finished, FinishedDetail)
         assert [one.reason for one in finished.requests if one.id in names] == ["stop", "stop"]
         assert await op.output(names[1]) == (cuts[1].tokens, cuts[1].text, "stop")
+
+
+@pytest.mark.parametrize("kind", ["texts-kill", "texts-stop"])
+async def test_a_fault_of_the_process_on_demand_is_no_fault_of_the_engine(killed: Served, kind: str) -> None:
+    async with killed.operator() as op:
+        gone = killed.pids["texts"]
+        assert kind in (await op.do(Fault(kind=kind))).text
+        event = {"texts-kill": "texts.ended", "texts-stop": "texts.stalled"}[kind]
+        await op.until(lambda _: any(each.kind == event for each in op.events), "it is an event", 30.0)
+        if kind == "texts-stop":
+            assert kind in (await op.do(ClearFaults())).text
+            await op.until(lambda _: any(each.kind == "texts.back" for each in op.events), "so is its return")
+        assert len((await texts_of(op, SUBMITS[0]))[0][0]) == STEPS
+        assert not (await op.now()).verdicts
+        killed.find_pids()
+        assert (killed.pids["texts"] == gone) == (kind == "texts-stop")
 
 
 async def test_tokens_go_on_while_the_process_is_stopped_and_their_readers_hear_of_it(engine: Served) -> None:

@@ -22,7 +22,7 @@ How = Literal["strike", "arm", "outside"]
 Effect = Literal["hang", "death", "slow", "wrong", "grow", "blind", "none"]
 """Effect on the engine. `grow`: it uses up memory or descriptors; `blind`: it works, but is no longer observed;
 `none`: it works and is observed."""
-On = Literal["stage", "store", "core", "agent", "gateway"]
+On = Literal["stage", "store", "core", "agent", "gateway", "texts"]
 """The struck process. `store`: the one of a stage's place, whose faults are no fault of the stage."""
 Where = Literal["any", "last", "not first", "not last"]
 Undo = Callable[[], None]

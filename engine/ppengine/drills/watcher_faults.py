@@ -1,4 +1,4 @@
-"""Faults of core, agent, gateway and console: the processes that schedule, sample and show, rather than a stage."""
+"""Faults of core, agent, texts, gateway and console: the processes beside the stages."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ def agent_kill(target: Target) -> None:
     Verdict: no fault; samples are old, and are shown as old.
     """
     os.kill(target.role("agent"), signal.SIGKILL)
+
+
+@outside("none", clears=True, on="texts", held_out=True)
+def texts_stop(target: Target) -> Undo:
+    """The process of texts gets SIGSTOP: texts of consoles wait or are refused, and token ids go on.
+
+    Verdict: no fault; the event `texts.stalled` names the process after ten seconds.
+    """
+    return pause(target.role("texts"))
+
+
+@outside("none", on="texts", held_out=True)
+def texts_kill(target: Target) -> None:
+    """The process of texts gets SIGKILL. Another one makes the same text from the core's tokens.
+
+    Verdict: no fault; the event `texts.ended` has the signal.
+    """
+    os.kill(target.role("texts"), signal.SIGKILL)
 
 
 @strike("forward", "hang", "self_stuck", "undetermined", clears=True, before=agent_stop)
