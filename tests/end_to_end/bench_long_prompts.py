@@ -95,7 +95,7 @@ async def measure(served: Served, text: str, rounds: int) -> None:
 
 
 def detokenizing(tokenizer: Tokenizer, count: int = 20_000) -> None:
-    """Print the processor time of the text of one token, as the core makes it for consoles."""
+    """Print the processor time of the text of one token, as the process of texts makes it."""
     ids = tokenizer.encode(WORDS * (count // 20))[:count]
     growing = GrowingText(tokenizer.stream([5]), [], 0)
     began = time.thread_time()

@@ -12,7 +12,7 @@ from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
 from ppengine.protocol.control import Failed
 from ppengine.protocol.finished import FinishedInfo
-from ppengine.protocol.offline import Follow
+from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.text_messages import ReadOutput
 from ppengine.texts import text_store
@@ -60,6 +60,15 @@ def test_a_console_waits_for_more(world: TextWorld) -> None:
         world.turn()
     (answer,) = world.answers
     assert (answer.token_ids, answer.text, answer.finished) == ([], "", False)  # type: ignore[attr-defined]
+
+
+def test_a_text_that_is_behind_its_tokens_is_given_at_once_by_another_process(world: TextWorld) -> None:
+    world.open()
+    world.say("hello")
+    world.fetch()
+    world.replace()
+    world.ask(offset=5, text_offset=3, wait_ms=60_000)
+    assert [(answer.text, answer.token_ids) for answer in world.answers] == [("lo", [])]  # type: ignore[attr-defined]
 
 
 def test_an_unknown_request_or_sample_or_offset_is_an_answer(world: TextWorld) -> None:
@@ -220,6 +229,20 @@ def test_a_stop_text_in_the_last_token_is_the_reason(world: TextWorld) -> None:
     world.hub.finish("r-1", 0, "length")
     answer = world.fetch()
     assert (answer.text, answer.finish_reason, len(answer.token_ids)) == ("ab", "stop", 3)
+
+
+def test_tokens_that_are_missing_are_read(world: TextWorld) -> None:
+    world.open(stop=["END"])
+    world.say("an ")
+    world.turn()
+    world.say("EN")
+    world.asked.clear()
+    world.stops.take(News(nonce=0, cursor=0, pieces=[Piece("r-1", 0, 5, [ord("D")])]))
+    world.on_core()
+    assert [(one.offset, one.request) for one in world.asked if isinstance(one, ReadOutput)] == [(3, "r-1")]
+    world.say("D")
+    world.turn()
+    assert set(world.ended) == {("r-1", 0)} and world.fetch().text == "an "
 
 
 def test_what_was_held_back_is_shown_at_the_end(world: TextWorld) -> None:

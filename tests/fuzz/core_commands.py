@@ -9,6 +9,7 @@ import msgspec
 from core_world import VOCAB, CoreWorld
 from ppengine.protocol import frames, offline
 from ppengine.protocol.control import Command, Fetch, Inspect
+from ppengine.protocol.text_messages import ReadOutput
 from ppengine.protocol.verbs import Many, RequestVerb, SetCheck, Stop, Verb
 from values import TEXTS, value_of
 
@@ -71,7 +72,7 @@ class CoreCommands:
             case Command():
                 # An id is carried out once.
                 engine.commands.handle(b"c", msgspec.structs.replace(message, id=f"c{self._count}"))
-            case Fetch():
+            case Fetch() | ReadOutput():
                 engine.outputs.fetch(b"c", message)
             case Inspect():
                 engine.details.answer(message)

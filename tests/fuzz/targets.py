@@ -23,7 +23,17 @@ from ppengine.checkpoint import model_spec, tensor_files
 from ppengine.common import config, yaml_reader
 from ppengine.gateway import event_journal
 from ppengine.gateway.control_lease import Held
-from ppengine.protocol import chat_messages, control, frames, offline, recording, reports, snapshot, steps
+from ppengine.protocol import (
+    chat_messages,
+    control,
+    frames,
+    offline,
+    recording,
+    reports,
+    snapshot,
+    steps,
+    text_messages,
+)  # fmt: skip
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.error_text import LINE_MOST, one_line
 from ppengine.protocol.incidents import Incident
@@ -76,7 +86,8 @@ def _messages() -> Iterator[Target]:
         "ToGateway": control.ToGateway, "FromGateway": control.FromGateway, "ToBulk": control.ToBulk,
         "FromBulk": control.FromBulk, "ToFront": offline.ToFront, "FromFront": offline.FromFront,
         "ToCollector": reports.ToCollector, "ToStage": steps.ToStage, "FromStage": steps.FromStage,
-        "FromRenderer": chat_messages.FromRenderer,
+        "FromRenderer": chat_messages.FromRenderer, "ToTexts": text_messages.ToTexts,
+        "FromTexts": text_messages.FromTexts,
     }  # fmt: skip
     for name, union in unions.items():
         yield Target(f"messages: {name}", _packer(union), _quiet(frames.Codec(union).decode), (frames.ProtocolError,))

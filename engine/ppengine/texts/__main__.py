@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import zmq
@@ -43,7 +43,7 @@ BURST = 64
 """Messages taken from one socket before the next socket's turn."""
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Serve until the engine ends. Exit code 1: it cannot start, with one line."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.texts")
     parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
@@ -57,13 +57,9 @@ def main() -> int:
         folder = Path(config.model_path)
         loop = Loop(config, arguments.role, Tokenizer.load(folder), read_spec(folder).eos_token_ids)
     except (ConfigError, zmq.ZMQError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
+        sys.exit(f"error: {error}")
     log.info("started as %s", arguments.role)
     loop.run()
-    return 0
 
 
 class Loop:
@@ -101,19 +97,14 @@ class Loop:
         self._stops = StopFinder(store, self._core, clock)
         self._outputs = OutputReader(store, self._core, self._send, self._stops.end, clock)
         self._details = DetailReader(tokenizer, eos, self._core, self._send, clock)
-        self._stopped = False
 
-    def stop(self) -> None:
-        """End `run` soon. Called by a handler of signals."""
-        self._stopped = True
-
-    def run(self) -> None:
-        """Serve until `stop`."""
+    def run(self) -> NoReturn:
+        """Serve until a signal ends the process, which has nothing to write."""
         poller = zmq.Poller()
         for socket in (self._gateway, self._front, self._render):
             poller.register(socket, zmq.POLLIN)
         due = 0.0
-        while not self._stopped:
+        while True:
             wait_s = ALIVE_S / 2 if self._templates.idle else LOOK_S
             poller.poll(max(0, int(1e3 * min(wait_s, due - time.monotonic()))))
             self._on_gateway()
@@ -126,8 +117,6 @@ class Loop:
                 due = now + ALIVE_S
                 self._send(TextsAlive(pid=os.getpid()))
                 self._bindings.look()
-        self._templates.close()
-        self._context.destroy(linger=0)
 
     def _on_gateway(self) -> None:
         for _ in range(BURST):
@@ -185,4 +174,4 @@ class Loop:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,6 +13,8 @@ from ppengine.protocol.text_messages import OutputPart, ReadOutput
 
 AGAIN_S = 2.5
 """Seconds after which a question without an answer is repeated."""
+LOOK_S = 0.25
+"""Seconds between two looks for such questions: turns come a thousand times a second."""
 ANSWER_S = 10.0
 """Seconds after the wait of a question for which it is repeated: its console is answered by the gateway then."""
 
@@ -38,6 +40,8 @@ class CoreQuestions:
         # A successor must not repeat the numbers of this process.
         self._count = secrets.randbits(48)
         self._asked: dict[int, _Asked] = {}
+        self._look_at = 0.0
+        """Time of the next look at open questions."""
 
     def number(self) -> int:
         """Return a number for a question."""
@@ -59,6 +63,9 @@ class CoreQuestions:
     def turn(self) -> None:
         """Repeat questions without an answer, and drop those that are over their time."""
         now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
         for nonce, asked in list(self._asked.items()):
             if now > asked.until:
                 del self._asked[nonce]
