@@ -52,7 +52,7 @@ class _Waiting:
     sent_at: float | None = None
     """Time of the newest sending; None: it waits for a process that takes it."""
     pid: int | None = None
-    """Process that has it; None: not known, or none."""
+    """Process that got it last; None: not known, or none."""
     ends: int = 0
     """Processes that ended after they had got it, and before they had answered."""
     deferred: bool = False
@@ -185,7 +185,9 @@ class TextDesk:
 
     def _send(self, one: _Waiting) -> None:
         sent = not self._engine.texts_away() and self._engine.send_texts(one.message)
-        one.sent_at, one.pid = (self._clock(), self._pid) if sent else (None, None)
+        one.sent_at = self._clock() if sent else None
+        if sent:
+            one.pid = self._pid
 
     def _refuse(self, one: _Waiting, text: str, *, failed: bool = False) -> None:
         del self._waiting[one.message.id]
