@@ -62,7 +62,7 @@ def engine(receiver: TraceReceiver) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def written(engine: Served) -> str:
-    """The text of the prompt, greedy, as a console gets it: from the core's own tokenizer."""
+    """The text of the prompt, greedy, as a console gets it: from the process of texts."""
 
     async def run() -> str:
         async with engine.operator() as op:

@@ -1,6 +1,6 @@
 """A queue of chats and long texts, and the process that renders or tokenizes one of them at a time.
 
-Its parent, the core or an HTTP process, never waits for it. The process is started at the first of them, is killed at
+Its parent, `texts` or an HTTP process, never waits for it. The process is started at the first of them, is killed at
 the deadline of one, and is replaced at the next. One that has ended two processes is refused, and no other.
 """
 
