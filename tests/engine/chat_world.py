@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import zmq
 from core_world import VOCAB
+from ppengine.checkpoint.tokenizer import TextError
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.template_process import TemplateProcess
@@ -22,7 +23,7 @@ MAX_MODEL_LEN = 64
 
 
 class Letters:
-    """A tokenizer for which every letter is a token. A chat begins with none of its own."""
+    """A tokenizer for which every letter is a token, and a tilde fails. A chat begins with none of its own."""
 
     longest_token = 1
 
@@ -30,6 +31,8 @@ class Letters:
         return [1, *self.encode_chat(text)]
 
     def encode_chat(self, text):
+        if "~" in text:
+            raise TextError("a tilde has no token")
         return [ord(letter) % VOCAB for letter in text]
 
     def decode(self, ids):

@@ -338,3 +338,10 @@ def test_a_chat_that_cannot_fit_is_refused_before_it_is_rendered(world):
 def test_a_text_beside_tokens_is_refused(world, submit, error):
     world.encoder.take(Encode(id="c", submit=submit))
     assert (world.last("c").code, world.last("c").error) == ("INVALID", error)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_text_at_which_the_tokenizer_fails_is_refused(world, chat):
+    refused = world.end_of(world.text("a~b", chat=chat))
+    assert refused.code == "INVALID" and refused.error == "a tilde has no token"
+    assert world.end_of(world.text("ab", chat=chat)).submit is not None

@@ -78,16 +78,18 @@ class SubmissionEncoder:
         if answer.error or not isinstance(answer, Rendered):
             self._refuse(name, answer)
             return
+        text = answer.text
         try:
-            self._encoder.checked(answer.text)
-        except TextTooLongError as problem:
+            tokenizer = self._encoder.checked(text)
+            ids = tokenizer.encode_chat(text) if len(text) <= INLINE_CHARACTERS else None
+        except ValueError as problem:
             del self._open[name]
             self._answer(Encoded(id=name, error=str(problem), code=_code_of(problem)))
             return
-        if len(answer.text) <= INLINE_CHARACTERS:
-            self._end(name, self._tokenizer.encode_chat(answer.text))
+        if ids is not None:
+            self._end(name, ids)
         else:
-            self._templates.tokenize([answer.text], partial(self._tokenized, name), special=False)
+            self._templates.tokenize([text], partial(self._tokenized, name), special=False)
 
     def _tokenized(self, name: str, answer: Rendered | Tokenized) -> None:
         if answer.error or not isinstance(answer, Tokenized):
