@@ -17,6 +17,7 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.text_messages import ReadOutput
 from ppengine.texts import text_store
 from ppengine.texts.core_questions import AGAIN_S
+from ppengine.texts.output_reader import PACE_S
 from text_world import EOS, TextWorld
 
 TINY = Tokenizer.load(profiles_dir() / "models" / "tiny")
@@ -60,6 +61,31 @@ def test_a_console_waits_for_more(world: TextWorld) -> None:
         world.turn()
     (answer,) = world.answers
     assert (answer.token_ids, answer.text, answer.finished) == ([], "", False)  # type: ignore[attr-defined]
+
+
+def test_a_console_that_reads_along_gets_many_tokens_at_once(world: TextWorld) -> None:
+    """Each answer passes through four processes, and an output may have hundreds of tokens a second."""
+    world.open()
+    world.ask(wait_ms=1000)
+    world.say("a")
+    world.turn()
+    assert [answer.text for answer in world.answers] == ["a"], "the first token at once"
+    world.answers.clear()
+    world.ask(offset=1, text_offset=1, wait_ms=1000)
+    for letter in "bcd":
+        world.say(letter)
+        world.turn()
+    asked = len(world.asked)
+    assert not world.answers and world.reader.next_due == world.now + PACE_S
+    world.now += PACE_S
+    world.turn()
+    assert [answer.text for answer in world.answers] == ["bcd"] and len(world.asked) == asked + 1
+    # Neither what is here, nor an end, nor a question that waits for nothing.
+    assert world.fetch(offset=2, text_offset=2, wait_ms=1000).text == "cd"
+    assert world.fetch(offset=4, text_offset=4).text == ""
+    world.hub.finish("r-1", 0, "length")
+    assert world.fetch(offset=3, text_offset=3, wait_ms=1000).finished
+    assert world.fetch(offset=4, text_offset=4, wait_ms=1000).finished
 
 
 def test_a_text_that_is_behind_its_tokens_is_given_at_once_by_another_process(world: TextWorld) -> None:

@@ -88,6 +88,7 @@ class TextWorld:
         back = Codec(FromFront)
         for _ in range(1000):
             self.stops.turn()
+            self.reader.turn()
             self.core.turn()
             self.on_core()
             self.hub.serve_waiters()

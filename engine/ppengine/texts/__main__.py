@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import sys
 import time
@@ -106,12 +107,14 @@ class Loop:
         due = 0.0
         while True:
             wait_s = ALIVE_S / 2 if self._templates.idle else LOOK_S
-            poller.poll(max(0, int(1e3 * min(wait_s, due - time.monotonic()))))
+            at = min(due, self._outputs.next_due or due) - time.monotonic()
+            poller.poll(max(0, math.ceil(1e3 * min(wait_s, at))))
             self._on_gateway()
             self._on_front()
             self._on_renderer()
             self._templates.advance()
             self._stops.turn()
+            self._outputs.turn()
             self._core.turn()
             if (now := time.monotonic()) >= due:
                 due = now + ALIVE_S

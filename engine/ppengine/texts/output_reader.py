@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +13,8 @@ from ppengine.texts.core_questions import CoreQuestions
 from ppengine.texts.request_text import SampleText
 from ppengine.texts.text_store import TextStore
 
+PACE_S = 1 / 30
+"""Least seconds between two answers about one output: an eye sees no more, and each passes through four processes."""
 SLICE_MS = 1000
 """Most milliseconds of one question to the core: a console may wait for a minute, and a core may end."""
 
@@ -32,6 +36,8 @@ class OutputReader:
         stopped: Callable[[str, int], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._store, self._core, self._answer, self._stopped, self._clock = store, core, answer, stopped, clock
+        self._paced: deque[tuple[float, _Reading]] = deque()
+        """Questions with the times at which the core is asked, in order."""
 
     def fetch(self, question: Fetch) -> None:
         """Answer a question now, or when there is news."""
@@ -39,7 +45,32 @@ class OutputReader:
             text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
             self._answer(Failed(nonce=question.nonce, code="INVALID", text=text))
             return
-        self._ask(_Reading(question, self._clock() + question.wait_ms / 1e3))
+        now = self._clock()
+        reading = _Reading(question, now + question.wait_ms / 1e3)
+        due = self._due(question)
+        if now < due < reading.deadline:
+            self._paced.append((due, reading))
+        else:
+            self._ask(reading)
+
+    def turn(self) -> None:
+        """Ask what is due. The loop calls it each turn."""
+        while self._paced and self._paced[0][0] <= self._clock():
+            self._ask(self._paced.popleft()[1])
+
+    @property
+    def next_due(self) -> float | None:
+        """Time of the clock of the next turn; None: none is due."""
+        return self._paced[0][0] if self._paced else None
+
+    def _due(self, question: Fetch) -> float:
+        """Return the time from which a question may be answered that waits for tokens of an output that grows."""
+        known = self._store.get(question.request)
+        if known is None or not 0 <= question.sample < len(known.samples):
+            return -math.inf
+        sample = known.samples[question.sample]
+        grows = sample.reason is None and not sample.stopped and not _lacks(question, sample)
+        return sample.answered_at + PACE_S if grows else -math.inf
 
     def _ask(self, reading: _Reading, *, again: bool = False) -> None:
         """Ask the core for the tokens. `again`: from the first on, as texts of others have taken the place."""
@@ -76,6 +107,7 @@ class OutputReader:
         if not ended and not _lacks(question, sample) and self._clock() < reading.deadline:
             self._ask(reading)
             return
+        sample.answered_at = self._clock()
         tokens = part.token_ids[question.offset - part.offset : max(0, sample.kept - part.offset)].tolist()
         self._answer(
             Fetched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ class SampleText:
     """Those of them that belong to it."""
     reason: str | None = None
     """The core's finish reason, once it has ended there."""
+    answered_at: float = -math.inf
+    """Time of the newest answer to a console."""
 
     @property
     def stopped(self) -> bool:
