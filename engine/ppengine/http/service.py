@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
+from ppengine.common.thread_priority import yield_to_others
 from ppengine.http.api_errors import ApiError, invalid, unavailable
 from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
@@ -39,6 +41,8 @@ from ppengine.protocol.verbs import Submit
 
 INLINE_CHARACTERS = 2000
 """More of them in a call are tokenized on a thread, so that other streams go on: 1 ms here."""
+LONG_TEXTS_AT_ONCE = 4
+"""Threads for such calls, behind others on busy cores: 100,000 tokens take 0.2 s."""
 CHAT_MOST = 2**22
 """Most characters of a rendered chat."""
 USER_MOST = 64
@@ -80,6 +84,7 @@ class Service:
         self.created = int(config.started_wall)
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
         self._encoder = PromptEncoder(self.tokenizer, config.max_model_len)
+        self._long_texts = ThreadPoolExecutor(LONG_TEXTS_AT_ONCE, "texts", yield_to_others)
         http = config.profile.http
         folder = Path(config.model_path)
         template = template_source(folder, TOOL_USE) or template_source(folder)
@@ -189,7 +194,9 @@ class Service:
             return [one if isinstance(one, list) else self._ids(one, special=special) for one in prompts]
 
         try:
-            return await asyncio.to_thread(encoded) if sum(map(len, texts)) > INLINE_CHARACTERS else encoded()
+            if sum(map(len, texts)) <= INLINE_CHARACTERS:
+                return encoded()
+            return await asyncio.get_running_loop().run_in_executor(self._long_texts, encoded)
         except ValueError as error:
             raise invalid(str(error), "prompt") from None
 

@@ -19,14 +19,11 @@ from ppengine.checkpoint.config_json import CheckpointError
 from ppengine.checkpoint.model_spec import DUMMY_SEED, check_weights
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
+from ppengine.common.thread_priority import yield_to_others
 from ppengine.protocol.kept_files import state_dir, write_file
 from ppengine.protocol.store_messages import Weights
 
 PIECE = 8 * 2**20
-NICE = 19
-"""Priority of the thread: stages load the same files meanwhile."""
-
-
 State = tuple[str, int, int, int, int, int]
 
 
@@ -52,9 +49,7 @@ def start(config: EngineConfig, report: Callable[[Weights], None]) -> None:
     """Hash on a thread of its own; `report` is called there."""
 
     def run() -> None:
-        # On Linux a thread has a priority of its own.
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        yield_to_others()  # Stages load the same files meanwhile.
         try:
             message = Weights(weights_digest(config))
         except (OSError, CheckpointError) as error:

@@ -7,6 +7,7 @@ import logging
 import resource
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ppengine.checkpoint.chat_template import ChatTemplate, TooLongError
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.one_line import one_line
+from ppengine.common.thread_priority import yield_to_others
 from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady, Tokenize, Tokenized, ToRenderer
 from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, encode
 
@@ -66,6 +68,8 @@ class Renderer:
         self._folder = folder
         self._template: ChatTemplate | None = None
         self._tokenizer: Tokenizer | None = None
+        # Steps of the stages come first on busy cores, and so do chats of other processes.
+        self._long_texts = ThreadPoolExecutor(1, "texts", yield_to_others)
         # Opened once: a chat must not fail where no descriptor is left.
         self._statm = Path("/proc/self/statm").open("rb", buffering=0)  # noqa: SIM115 - for the life of the process
         self._tokenizer_bytes = 0
@@ -108,18 +112,22 @@ class Renderer:
         number = message.number
         limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
         try:
-            if self._tokenizer is None:
-                from ppengine.checkpoint.tokenizer import Tokenizer  # An HTTP process's child never needs it.
-
-                self._tokenizer = Tokenizer.load(self._folder)
-            one = self._tokenizer.encode if message.special else self._tokenizer.encode_chat
-            ids = [one(text) for text in message.texts]
-            if (count := sum(map(len, ids))) > TOKENS_MOST:
-                error = f"the prompt has {count} tokens; at most {TOKENS_MOST} are taken at once"
-                return Tokenized(number=number, error=error, code="DOES_NOT_FIT")
-            return Tokenized(number=number, token_ids=ids)
+            ids = self._long_texts.submit(self._encoded, message).result()
         except ConfigError as error:
             return Tokenized(number=number, error=one_line(str(error)))
+        if (count := sum(map(len, ids))) > TOKENS_MOST:
+            text = f"the prompt has {count} tokens; at most {TOKENS_MOST} are taken at once"
+            return Tokenized(number=number, error=text, code="DOES_NOT_FIT")
+        return Tokenized(number=number, token_ids=ids)
+
+    def _encoded(self, message: Tokenize) -> list[list[int]]:
+        """Return the tokens of texts. Raises ConfigError."""
+        if self._tokenizer is None:
+            from ppengine.checkpoint.tokenizer import Tokenizer  # An HTTP process's child never needs it.
+
+            self._tokenizer = Tokenizer.load(self._folder)
+        one = self._tokenizer.encode if message.special else self._tokenizer.encode_chat
+        return [one(text) for text in message.texts]
 
 
 def limit(kind: int, most: int) -> None:
