@@ -7,7 +7,7 @@ import os
 import threading
 
 NICE = 10
-"""Of threads whose work may take seconds: steps of the stages, and the answers of other threads, come first."""
+"""Nice value for work that may take seconds: steps of the stages and answers of other threads come first."""
 
 
 def yield_to_others() -> None:

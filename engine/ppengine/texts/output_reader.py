@@ -54,7 +54,7 @@ class OutputReader:
             self._ask(reading)
 
     def turn(self) -> None:
-        """Ask what is due. The loop calls it each turn."""
+        """Send the questions that are due. The loop calls it each turn."""
         while self._paced and self._paced[0][0] <= self._clock():
             self._ask(self._paced.popleft()[1])
 
