@@ -79,7 +79,7 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
     assert re.fullmatch("a(b|cd){4}", texts[3]) and re.fullmatch("q[0-9][0-9]", texts[4])
     assert shared.most_sampling["free"] == 2
     again = [f"again {name}".replace(" ", "-") for name in NAMES]
-    shared.add(*FORMS, nonce=60, names=again)
+    shared.add(*FORMS, nonce=95, names=again)
     assert len(shared.ended(*again)) == len(FORMS)
     assert [shared.most_sampling[name] for name in again] == [2] * len(FORMS) and shared.late_masks
     shared.check()

@@ -63,7 +63,7 @@ def test_all_kinds_are_told_where_they_strike() -> None:
 @pytest.mark.parametrize("name", GPU_KINDS)
 def test_a_stage_on_a_cpu_refuses_them(name: str) -> None:
     with pytest.raises(FaultError, match=f"{name} strikes a GPU, and stage 0 has none"):
-        thread(None)._inject(find(name), 0)
+        thread(None)._inject("1", find(name), 0)
 
 
 def test_what_a_kind_needs_is_made_ahead_of_its_strike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_what_a_kind_needs_is_made_ahead_of_its_strike(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(vars(kind), "prepare", prepare)
     monkeypatch.setitem(vars(kind), "act", lambda fault, go, *args: struck.append(fault.tool))
-    thread(object(), points)._inject(kind, 0)
+    thread(object(), points)._inject("1", kind, 0)
     assert (made, struck) == ([0], [])
     points.through("forward", print)
     assert (made, struck) == ([0], ["a kernel"])
@@ -130,7 +130,7 @@ def test_no_room_is_asked_of_one_boot_of_one_stage(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 250)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share))
     monkeypatch.setattr(torch, "empty", empty)
-    thread(object(), folder=tmp_path)._inject(find("profile-oom"), 0)
+    thread(object(), folder=tmp_path)._inject("1", find("profile-oom"), 0)
     start_faults.before_profile(tmp_path, 1, torch.device("cuda"))
     start_faults.before_profile(tmp_path, 0, torch.device("cpu"))
     assert not limits
