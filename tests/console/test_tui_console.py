@@ -67,7 +67,9 @@ class Rig:
         self.app, self.pilot, self.source, self.clock = app, pilot, source, clock
 
     def board(self, name: str) -> str:
-        return "\n".join(text_of(row) for row in self.app.screen.query_one(f"#{name}", Lines).rows)
+        """Text of one part of the screen; empty while the screen is being made."""
+        found = self.app.screen.query(f"#{name}").results(Lines)
+        return "\n".join(text_of(row) for part in found for row in part.rows)
 
     def screen(self) -> str:
         """All that is on the terminal, as text."""

@@ -127,21 +127,19 @@ class PromptLine(Horizontal):
         self._complete = complete
         self._history = history
         self._at = 0
+        self._label = Static(id="prompt-label", markup=False)
+        self.input = LineInput(self._take, id="prompt-input")
+        """The input field."""
 
     def compose(self) -> ComposeResult:
         """Label, then input."""
-        yield Static(id="prompt-label", markup=False)
-        yield LineInput(self._take, id="prompt-input")
+        yield self._label
+        yield self.input
 
     def on_mount(self) -> None:
         """Begin closed."""
         self.input.suggester = None
         self.show_options(self.options)
-
-    @property
-    def input(self) -> LineInput:
-        """The input field."""
-        return self.query_one(LineInput)
 
     @property
     def is_open(self) -> bool:
@@ -175,9 +173,8 @@ class PromptLine(Horizontal):
         face = FACES[self.mode]
         beside = f" {options}" if self.mode == "prompt" and self.screen.size.width >= OPTIONS_WIDTH else ""
         label = f"{face.label}{beside} {face.mark} "
-        shown = self.query_one("#prompt-label", Static)
-        if shown.content != label:
-            shown.update(label)
+        if self._label.content != label:
+            self._label.update(label)
         placeholder = face.placeholder if self.is_open else CLOSED if self.takes_prompts else ""
         if self.input.placeholder != placeholder:
             self.input.placeholder = placeholder
