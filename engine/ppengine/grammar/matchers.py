@@ -223,7 +223,7 @@ def _error_of(matcher: LLMatcher) -> str:
 
 def _folded(mask: NDArray[np.int32]) -> tuple[bytes, bytes]:
     """Return words and places of a mask: those of words that are not zero alone, if that is shorter."""
-    places = np.flatnonzero(mask)
+    places = np.flatnonzero(mask != 0)  # Of truth values, it takes a quarter of the time.
     if 2 * len(places) >= len(mask):
         return mask.astype("<i4", copy=False).tobytes(), b""
     return mask[places].astype("<i4", copy=False).tobytes(), places.astype("<i4").tobytes()
@@ -233,7 +233,7 @@ def _some_token(mask: bytes, eos: list[int]) -> int | None:
     """Return the last token of a mask that does not end the text; None without one."""
     words = np.frombuffer(mask, "<u4")
     # Other threads that compile wait meanwhile: bits are looked at in the last words alone.
-    for place in map(int, reversed(np.flatnonzero(words))):
+    for place in map(int, reversed(np.flatnonzero(words != 0))):
         word = int(words[place])
         for token in eos:
             if token // 32 == place:
