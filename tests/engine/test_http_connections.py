@@ -175,3 +175,65 @@ async def test_prompts_that_are_too_long_do_not_reach_the_core(
         assert answer["error"]["code"] == "context_length_exceeded"
         status, _ = await one.post("/v1/completions", {"prompt": [[5] * 4000] * 2})
         assert status == 200
+
+
+class Waiting:
+    """It takes a request, and answers once it is let, unless its client has left. `events`: by a stream."""
+
+    def __init__(self, *, events: bool = False) -> None:
+        self.events, self.go_on, self.took, self.left = events, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if self.events:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            connection.begin_events(scope, chunked=True)
+        self.took.set()
+        gone = asyncio.create_task(receive())
+        went = asyncio.create_task(self.go_on.wait())
+        await asyncio.wait({gone, went}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done():
+            self.left.set()
+            return
+        gone.cancel()
+        if not self.events:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+        await send({"type": "http.response.body", "body": b"end"})
+
+
+ASKS = b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["whole", "events"])
+async def test_a_client_that_closes_its_sending_side_gets_its_answer(events: bool) -> None:
+    app = Waiting(events=events)
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASKS)
+        writer.write_eof()
+        await app.took.wait()
+        # It is longer than the time in which a client that has left is known.
+        await asyncio.sleep(4 * connection.PROBE_S)
+        app.go_on.set()
+        received = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    head, _, body = received.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), received
+    assert body.endswith(b"3\r\nend\r\n0\r\n\r\n" if events else b"end"), received
+    assert not app.left.is_set()
+    assert events or b"connection: close" in head
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["whole", "events"])
+@pytest.mark.parametrize("halves", [False, True], ids=["at once", "its sending side first"])
+async def test_a_client_that_leaves_is_known_before_its_answer_is(events: bool, halves: bool) -> None:
+    app = Waiting(events=events)
+    async with served(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASKS)
+        await app.took.wait()
+        if halves:
+            writer.write_eof()
+            await asyncio.sleep(2 * connection.PROBE_S)
+        writer.close()
+        await asyncio.wait_for(app.left.wait(), 20 * connection.PROBE_S)

@@ -23,6 +23,12 @@ IDLE_S = 100
 send on one while it is closed here fails. uvicorn's 5 s are those of openai-python, and aiohttp has 15."""
 LEAVE_S = 2
 """Seconds for open answers when the engine stops in order."""
+PROBE_S, PROBE_MOST_S = 0.1, 15.0
+"""Seconds from the first to the second sign to a client whose sending side is closed, and between two later ones at
+most: each time is three times the one before."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b":\n\n"
+"""An event that clients ignore."""
 
 
 class Connection(HttpToolsProtocol):
@@ -30,7 +36,8 @@ class Connection(HttpToolsProtocol):
 
     The way of an event through ASGI took as long as its system call: three wrappers, a message and a header each.
     uvicorn waits for the rest of a request for ever, keeps headers and trailers of any size, takes trailers as headers,
-    and drops the body of a request that offers an upgrade: Java's HttpClient offers HTTP/2 with each.
+    and drops the body of a request that offers an upgrade: Java's HttpClient offers HTTP/2 with each. It takes a closed
+    sending side for a client that has left.
     """
 
     _head = 0
@@ -111,6 +118,33 @@ class Connection(HttpToolsProtocol):
         self._head, self._framing, self._in_head, self._arrives = 0, 0, True, False
         super().on_message_complete()
 
+    @override
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays: its client waits for an answer, and may have closed one side alone.
+
+        A client that has closed both looks the same until bytes are sent to it, which its host then refuses.
+        """
+        if self._arrives or self.cycle is None or self.cycle.response_complete or not self._sign():
+            return False
+        self.cycle.keep_alive = False
+        self._probe(PROBE_S)
+        return True
+
+    def _probe(self, next_s: float) -> None:
+        """Send bytes without a meaning, and again after `next_s`: the second write fails if the client has left."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if not self.pipeline:  # Otherwise an earlier answer is under way, with bytes of its own.
+            self.transport.write(self._sign())
+        self.loop.call_later(next_s, self._probe, min(3 * next_s, PROBE_MOST_S))
+
+    def _sign(self) -> bytes:
+        """Return bytes that mean nothing before an answer, or between two events; none if there are no such bytes."""
+        if self.cycle.response_started:
+            known: Any = self.scope["extensions"][TRANSPORT]
+            return bytes(known.get("sign", b""))
+        return b"" if self.scope["http_version"] == "1.0" else _CONTINUE
+
     def _look(self) -> None:
         """End a connection whose request does not go on."""
         left = self._heard_at + QUIET_S - self.loop.time()
@@ -179,6 +213,11 @@ def ends_with_connection(scope: Scope) -> bool:
     cycle: Any = scope["extensions"][TRANSPORT]["cycle"]
     cycle.chunked_encoding = False
     return True
+
+
+def begin_events(scope: Scope, *, chunked: bool) -> None:
+    """Note that events follow: between two of them, a comment may be sent."""
+    scope["extensions"][TRANSPORT]["sign"] = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT
 
 
 def transport_of(scope: Scope) -> asyncio.WriteTransport:

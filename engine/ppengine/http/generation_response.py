@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.connection import ends_with_connection, transport_of
+from ppengine.http.connection import begin_events, ends_with_connection, transport_of
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
 
@@ -148,6 +148,7 @@ class GenerationResponse(Response):
         ]  # fmt: skip
         chunked = not ends_with_connection(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        begin_events(scope, chunked=chunked)
         stream = EventStream(self._answer, self._generations, self._call, transport_of(scope), chunked=chunked)
         error = await stream.run(send)
         self._status = 200 if error is None else error.status
