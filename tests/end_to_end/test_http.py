@@ -515,6 +515,26 @@ def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: op
         assert answer.choices[0].text == written
 
 
+def test_a_process_that_leaves_in_order_ends_its_answers(engine: Served) -> None:
+    body = {"max_tokens": LASTING, "ignore_eos": True, "temperature": 0}
+    socks = [opened(engine, body) for _ in range(MOST - 1)]
+    # Its client reads no more, and must not hold the others up.
+    socks.append(opened(engine, {**body, "logprobs": 5}))
+    gone = [engine.pids[role] for role in ("http0", "http1")]
+    for pid in gone:
+        os.kill(pid, signal.SIGTERM)
+    for sock in socks[:-1]:
+        last = read_until(sock, b"0\r\n\r\n").rpartition(b'data: {"error"')[2]
+        assert b"the HTTP server is stopped" in last and last.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), last
+        assert not sock.recv(1)
+    wait_until(lambda: live(engine) == 0, "no request stays behind")
+    wait_until(
+        lambda: engine.find_pids() is None and not set(gone) & set(engine.pids.values()), "others are there"
+    )  # fmt: skip
+    for _ in range(8):
+        wait_until(lambda: call(engine, "GET", "/ready")[0] == 200, "they are ready")
+
+
 @pytest.mark.parametrize("role", ["stage1", "core", "gateway"])
 def test_a_stream_outlives_a_part_of_the_engine(
     engine: Served, client: openai.OpenAI, written: str, role: str, receiver: TraceReceiver

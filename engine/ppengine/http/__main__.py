@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
+from typing_extensions import override
 
 from ppengine.common import lifeline, logs
 from ppengine.common.config import ConfigError, EngineConfig
@@ -31,6 +32,19 @@ from ppengine.http.shared_use import SharedUse
 log = logging.getLogger("ppengine.http")
 
 BACKLOG = 2048
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server. At a signal the open answers get an end that clients know; otherwise they would be cut."""
+
+    def __init__(self, config: uvicorn.Config, link: FrontLink) -> None:
+        super().__init__(config)
+        self._link = link
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._link.end("the HTTP server is stopped; send the request again")
+        await super().shutdown(sockets)
 
 
 def main() -> int:
@@ -99,7 +113,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)
     app = Routes(service, keys, limits, stats, traces).app()
-    server = uvicorn.Server(server_config(app))
+    server = Server(server_config(app), link)
     log.info("started as %s on %s", role, http.listen)
     work = [link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener])]
     if traces is not None:

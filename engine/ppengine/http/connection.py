@@ -21,8 +21,8 @@ QUIET_S = 30.0
 IDLE_S = 100
 """Seconds between two requests of a connection. Clients keep unused ones for less, Go's for 90 s; a request that they
 send on one while it is closed here fails. uvicorn's 5 s are those of openai-python, and aiohttp has 15."""
-LEAVE_S = 2
-"""Seconds for open answers when the engine stops in order."""
+LEAVE_S = 1
+"""Seconds in which clients can read the ends of their answers when this process leaves in order."""
 PROBE_S, PROBE_MOST_S = 0.1, 15.0
 """Seconds from the first to the second sign to a client whose sending side is closed, and between two later ones at
 most: each time is three times the one before."""

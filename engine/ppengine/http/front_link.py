@@ -120,6 +120,10 @@ class FrontLink:
         # A successor in the session must not repeat the numbers of this process.
         self._nonce = secrets.randbits(48)
         self._answers: dict[int, asyncio.Future[msgspec.Struct]] = {}
+        self._adding = set[int]()
+        """Numbers of the questions for new requests that have no answer."""
+        self._ended = ""
+        """Reason why no request goes on; empty: they do."""
         self._open: dict[str, Followed] = {}
         self._cursor = -1
         self._following = 0
@@ -161,6 +165,8 @@ class FrontLink:
 
         `client`: name of the API key.
         """
+        if self._ended:
+            return Added(nonce=0, requests=[], error=self._ended, later=True), []
         followed = [
             Followed(one.request or "", one.sampling.n, [0] * one.sampling.n, interval=self._interval)
             for one in submissions
@@ -175,12 +181,15 @@ class FrontLink:
         message = AddMany(
             nonce=self._number(), session=self._session, submissions=bare, tokens=tokens, owner=owner, client=client
         )  # fmt: skip
+        self._adding.add(message.nonce)
         try:
             answer = await self._ask(message, message.nonce, Added)
         except BaseException:
             # The core may never take it, so no times are waited for.
             self._abort(followed)
             raise
+        finally:
+            self._adding.discard(message.nonce)
         if answer.error:
             for one in followed:
                 self._open.pop(one.request, None)
@@ -192,6 +201,14 @@ class FrontLink:
         """Return the counts of the core."""
         query = MetricsQuery(nonce=self._number())
         return await self._ask(query, query.nonce, CoreMetrics)
+
+    def end(self, why: str) -> None:
+        """End all requests with `why`, also those that the core has not taken, and take no others."""
+        self._ended = why
+        for nonce in self._adding:
+            if not (future := self._answers[nonce]).done():
+                future.set_result(Added(nonce=nonce, requests=[], error=why, later=True))
+        self._fail(why)
 
     def report(self, report: HttpReport) -> None:
         """Send the counts of this process, unless the core is away: its queue must not grow."""

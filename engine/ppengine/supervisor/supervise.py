@@ -34,7 +34,7 @@ GATEWAY_START_S = 30.0
 HTTP_START_S = 30.0
 """Seconds that an engine waits for its HTTP processes before it says that it serves."""
 GRACE_S = 2.0
-"""Seconds for core and stages to leave in order; after that they are killed."""
+"""Seconds for core and stages to leave in order, and for HTTP processes and stores; after that they are killed."""
 SERVED = ("serving", "paused", "draining", "resizing")
 VITAL = ("core", "ray")
 """Processes without which an engine cannot go on; a core that ended uncleanly is restarted."""
@@ -322,12 +322,12 @@ class Supervisor:
         if core is not None:
             core.kill()
         self._executor.stop(0.0)
-        for roles in (list(self._helpers), ["agent"], ["gateway"]):
+        for roles, within_s in ((list(self._helpers), GRACE_S), (["agent"], GRACE_S / 2), (["gateway"], GRACE_S / 2)):
             if present := [role for role in roles if role in self._children]:
                 self._observe()
                 for role in present:
                     self._children[role].terminate()
-                self._leave_in(GRACE_S / 2, tuple(present))
+                self._leave_in(within_s, tuple(present))
         for child in self._children.values():
             child.kill()
             child.wait(1.0)
