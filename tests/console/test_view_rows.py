@@ -508,6 +508,19 @@ def test_the_frame_uses_every_row(width, height, count):
             assert size.left + size.side + (1 if size.side else 0) == width
 
 
+def test_a_process_beside_the_pipeline_is_named_and_comes_behind_a_stage():
+    summary = "http0 (HTTP process, pid 7) is stopped by a signal (state T)"
+    process = Verdict(stage=None, cause="process", summary=summary, since_s=3.0)
+    picture = snapshots.snapshot(2, 0, verdicts=[process])
+    assert " PROCESS " in text_of(banner.banner(picture, LIVE, 80))
+    line = text_of(banner.verdict_line(picture, LIVE, 80))
+    assert line.startswith("! HTTP0 ") and "http0 (HTTP process, pid 7) is stopped" in line
+    title = "".join(text for text, _ in banner.fault_segs(picture, LIVE, 40))
+    assert title.startswith(" ! HTTP0 ")
+    picture.verdicts.append(Verdict(stage=1, cause="straggler", summary="stage 1 is slow", since_s=1.0))
+    assert " SLOW " in text_of(banner.banner(picture, LIVE, 80))
+
+
 def test_what_is_old_says_so():
     picture = snapshots.snapshot(2, 0, core_age_ms=3200.0)
     picture.stages[1].sample_age_ms = 5000.0

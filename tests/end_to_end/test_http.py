@@ -515,6 +515,34 @@ def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: op
         assert answer.choices[0].text == written
 
 
+def test_a_stopped_process_is_named_here_and_by_the_others(engine: Served) -> None:
+    """The kernel hands a part of all connections to it, which get no answer."""
+    pid = engine.pids["http0"]
+    wait_until(lambda: 'role="http0"' in call(engine, "GET", "/metrics")[1], "it has reported")
+
+    def health() -> str:
+        with contextlib.suppress(TimeoutError), socket.create_connection(address(engine).split(":"), 0.5) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n")
+            return read_until(sock, b"serving").decode()
+        return ""
+
+    async def work() -> None:
+        async with engine.operator() as op:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                picture = await op.until(lambda picture: picture.verdicts, "a verdict")
+                (verdict,) = picture.verdicts
+                assert verdict.summary == f"http0 (HTTP process, pid {pid}) is stopped by a signal (state T)"
+                assert (verdict.cause, verdict.suggest) == ("process", f"kill -CONT {pid}")
+                await asyncio.to_thread(wait_until, lambda: "do not answer: http0" in health(), "another one says it")
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await op.until(lambda picture: not picture.verdicts, "it goes on, and has not hung")
+            await asyncio.to_thread(wait_until, lambda: health().endswith("serving"), "the others know")
+
+    asyncio.run(work())
+
+
 def test_a_process_that_leaves_in_order_ends_its_answers(engine: Served) -> None:
     body = {"max_tokens": LASTING, "ignore_eos": True, "temperature": 0}
     socks = [opened(engine, body) for _ in range(MOST - 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ppengine.protocol.snapshot import Cause, Snapshot, Verdict
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Snapshot, Verdict
 from ppengine.protocol.stage_info import StageInfo
 from ppengine.protocol.verb_table import ROWS, covers
 
@@ -73,15 +73,16 @@ _ENDS: tuple[Cause, ...] = ("dead", "crashed", "killed_oom")
 STOPPING = (*_STUCK, *_ENDS)
 """Causes with which no step goes on."""
 FAULT_WORDS: dict[Cause, str] = {
-    **dict.fromkeys(_STUCK, "stuck"), "straggler": "slow", "store": "store", "undetermined": "stuck?",
+    **dict.fromkeys(_STUCK, "stuck"), "straggler": "slow", "store": "store", "process": "process",
+    "undetermined": "stuck?",
 }  # fmt: skip
 """Words for a root verdict while the engine's own state says that it works; `fault` for the others."""
 
 
 def root_verdict(snapshot: Snapshot) -> Verdict | None:
-    """Return the verdict to show first: a root one if there is any, else the oldest. That of a store comes last."""
+    """Return the verdict to show first: a root if there is any, else the oldest. Those outside of steps come last."""
     roots = [verdict for verdict in snapshot.verdicts if verdict.root]
-    steps = [verdict for verdict in roots if verdict.cause != "store"]
+    steps = [verdict for verdict in roots if verdict.cause not in OUTSIDE_STEPS]
     found = [verdict for verdict in steps if verdict.cause not in SUFFERERS] or steps or roots or snapshot.verdicts
     return max(found, key=lambda verdict: verdict.since_s, default=None)
 
@@ -101,9 +102,9 @@ def fault_word(snapshot: Snapshot) -> str:
 
 
 def root_verdicts(snapshot: Snapshot) -> list[Verdict]:
-    """Return the verdicts that are causes and not consequences, longest first; those of stores last."""
+    """Return the verdicts that are causes and not consequences, longest first; those outside of steps last."""
     roots = (verdict for verdict in snapshot.verdicts if verdict.root)
-    return sorted(roots, key=lambda verdict: (verdict.cause == "store", -verdict.since_s))
+    return sorted(roots, key=lambda verdict: (verdict.cause in OUTSIDE_STEPS, -verdict.since_s))
 
 
 def cordon_text(stage: StageInfo) -> str:
@@ -134,16 +135,21 @@ def unseen_stages(snapshot: Snapshot) -> str:
 
 
 def place(verdict: Verdict) -> str:
-    """Return where a fault is: `STAGE 2`, `STAGE 2 RANK 1`, `CORE`, `TIERS`; `ENGINE` if no stage is known for it."""
+    """Return where a fault is: `STAGE 2 RANK 1`, `CORE`, `TIERS`, `HTTP0`; `ENGINE` if it has no known place."""
     if verdict.stage is not None:
         return words(verdict.stage, verdict.rank).upper()
+    if verdict.cause == "process":
+        return clean(verdict.summary.partition(" (")[0]).upper()
     return {"core": "CORE", "store": "TIERS"}.get(verdict.cause, "ENGINE")
 
 
 def headline(verdict: Verdict, *, over: bool = False) -> str:
-    """Return place and cause: `STAGE 2 stopped`, or `CORE` alone, which is both; `over`: `STAGE 2 was stopped`."""
-    if verdict.cause == "core":
-        return "CORE was the cause" if over else place(verdict)
+    """Return place and cause: `STAGE 2 stopped`, or `CORE` or `HTTP0` alone.
+
+    `over`: `STAGE 2 was stopped`.
+    """
+    if verdict.cause in ("core", "process"):
+        return f"{place(verdict)} was the cause" if over else place(verdict)
     return f"{place(verdict)} was {verdict.cause}" if over else f"{place(verdict)} {verdict.cause}"
 
 

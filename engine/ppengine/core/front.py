@@ -88,7 +88,7 @@ class FrontDesk:
         """`recall`: pushes everything again that a new gateway cannot know."""
         self._front, self._engine, self._recall = front, engine, recall
         self._messages = Codec(ToFront)
-        self._waiters = StateWaiters(engine.health, engine.rules, max_model_len)
+        self._waiters = StateWaiters(engine.health, engine.rules, engine.metrics.silent_http, max_model_len)
         self._later: list[tuple[bytes, object]] = []
         """Messages for an engine that serves, while this core follows another one and does not serve yet."""
 

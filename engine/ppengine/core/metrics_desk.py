@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery, RingFigures, StageFigures, StageMetrics, SwapFigures
 from ppengine.protocol.tiers import TiersInfo
 
+HTTP_SILENT_S = 5.0
+"""Seconds without the report that an HTTP process sends each second."""
 RINGS_S = 10.0
 """Seconds after which figures of the rings are no longer those of now."""
 
@@ -40,6 +43,11 @@ class MetricsDesk:
     def take(self, report: HttpReport) -> None:
         """Keep the counts of an HTTP process for the next answer."""
         self._http[report.role] = report
+
+    def silent_http(self) -> list[str]:
+        """Return the HTTP processes whose newest report is too old."""
+        now = time.monotonic()
+        return sorted(role for role, one in self._http.items() if now - one.mono_ns / 1e9 > HTTP_SILENT_S)
 
     def take_rings(self, figures: StageFigures) -> None:
         """Keep the figures of the stages' rings for the next answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
@@ -12,8 +12,11 @@ from ppengine.protocol.offline import StateAnswer, StateQuery
 class StateWaiters:
     """Answers at once, when the engine leaves `loading`, or after the time that the question gives."""
 
-    def __init__(self, health: Health, rules: ClientRules, max_model_len: int) -> None:
-        self._health, self._rules, self._max_model_len = health, rules, max_model_len
+    def __init__(
+        self, health: Health, rules: ClientRules, silent_http: Callable[[], list[str]], max_model_len: int
+    ) -> None:  # fmt: skip
+        self._health, self._rules, self._silent_http = health, rules, silent_http
+        self._max_model_len = max_model_len
         self._waiting: list[tuple[bytes, StateQuery, float]] = []
 
     def add(self, client: bytes, query: StateQuery, now: float) -> None:
@@ -32,4 +35,5 @@ class StateWaiters:
                 nonce=query.nonce, state=health.state, message=health.message,
                 max_model_len=self._max_model_len, num_blocks=blocks,
                 code="DOES_NOT_FIT" if health.unfit else "", rules=self._rules.rules(),
+                silent_http=self._silent_http(),
             )  # fmt: skip

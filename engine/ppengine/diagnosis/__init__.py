@@ -16,6 +16,7 @@ from ppengine.diagnosis import (
     core_rules,
     finding_rules,
     gil_rules,
+    helper_rules,
     memory_rules,
     message_rules,
     process_rules,
@@ -32,7 +33,7 @@ from ppengine.diagnosis.budgets import PHASE_BUDGET_S, stuck_limit_s
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import Evidence
 from ppengine.diagnosis.wait_graph import build
-from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Verdict, WaitInfo
 
 __all__ = ["PHASE_BUDGET_S", "RULES", "STACKS_WANTED", "diagnose", "failure", "stuck_limit_s", "waits"]
 
@@ -61,6 +62,7 @@ RULES: tuple[Callable[[Case], list[Verdict]], ...] = (
     wire_rules.healed,
     slow_rules.slow_links,
     slow_rules.stragglers,
+    helper_rules.helpers,
     store_rules.stores,
     suffer_rules.sufferers,
 )
@@ -78,7 +80,7 @@ def diagnose(evidence: Evidence) -> list[Verdict]:
         for verdict in rule(case):
             if not {_key(verdict), _whole(verdict)} & set(map(_key, case.found)):
                 case.found.append(_one_line(_on_node(verdict, nodes)))
-    last = ("starved", "blocked", "store")
+    last = ("starved", "blocked", *OUTSIDE_STEPS)
     return sorted(case.found, key=lambda verdict: (not verdict.root, verdict.cause in last))
 
 

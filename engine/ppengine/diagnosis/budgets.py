@@ -59,6 +59,8 @@ HELD_S = 2.0
 HEALED_TOLD_S = 5.0
 """A broken wire is reported this long after all stages have met again. Healing takes less than a second, and an
 operator needs time to read the verdict."""
+HELPER_SILENT_S, HELPER_STARTS_S = 5.0, 60.0
+"""Seconds without the report that a process beside the pipeline sends each second, and without its first one."""
 STORE_GONE_S = 1.0
 """A store that ends is restarted before this, and no fault."""
 STORE_SILENT_S, STORE_IDLE_SILENT_S = 1.5, 3.0

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.diagnosis.tier_evidence import TierEvidence
 from ppengine.protocol.gpu import GpuProcess, Xid
 from ppengine.protocol.reports import Finding, HeldTurns
@@ -245,5 +246,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Words about the head of a Ray cluster that does not answer, and for how many seconds it is known."""
     tiers: TierEvidence | None = None
     """Stores and backends; None without KV tiers."""
+    helpers: tuple[HelperEvidence, ...] = ()
+    """Processes beside the pipeline on the engine's own host."""
     stopping: bool = False
     """The engine is stopping on request: processes that end are no fault."""

@@ -17,6 +17,7 @@ from ppengine.diagnosis.budgets import STOPPED_AFTER_S, shares_gil
 from ppengine.diagnosis.device_evidence import with_xids
 from ppengine.diagnosis.evidence import Evidence, Key, Stack
 from ppengine.diagnosis.fault_log import FaultLog
+from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.diagnosis.neighbours import with_neighbours
 from ppengine.diagnosis.phrases import duration, seconds
 from ppengine.diagnosis.process_history import Sighting
@@ -27,6 +28,7 @@ from ppengine.gateway.device_rooms import Timed, device_rooms
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.far_links import FarLinks
 from ppengine.gateway.glance import AGENT_SILENT_S, glanced, silent_agent
+from ppengine.gateway.helper_watch import HelperWatch, Sign
 from ppengine.gateway.http_clients import HttpClients
 from ppengine.gateway.merge import Inputs, held_bytes, merge
 from ppengine.gateway.node_clocks import NodeClocks
@@ -71,6 +73,7 @@ class Collector:
         self.processes = ProcessTable(config, self._sightings)
         self._clients = HttpClients()
         self._shortages = ShortageWatch(config)
+        self._helpers = HelperWatch(config.http_roles)
         self._tiers = TierHistory(config.groups.tensor)
         self.core: CoreReport | None = None
         self.news = False
@@ -238,7 +241,7 @@ class Collector:
         shortages = self._shortages.look(self.processes.listed)
         self._evidence = msgspec.structs.replace(
             evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head,
-            tiers=self._tier_evidence(now_ns),
+            tiers=self._tier_evidence(now_ns), helpers=self._helper_evidence(now_ns),
         )  # fmt: skip
         before, self.verdicts = self.verdicts, diagnose(self._evidence)
         news = self._say_verdicts(before)
@@ -269,6 +272,15 @@ class Collector:
         states = {pid: stat.state if (stat := read_stat(pid)) is not None else None for pid in here}
         return self._tiers.look(now_ns, self.core.tiers, self.core.mono_ns, stores, states)
 
+    def _helper_evidence(self, now_ns: int) -> tuple[HelperEvidence, ...]:
+        """Return the evidence on the processes beside the pipeline."""
+        signs = self._clients.signs()
+        if self.node in self._agent_ns:
+            signs["agent"] = Sign(self._agent_ns[self.node])
+        if self.processes.report is not None:
+            signs["supervisor"] = Sign(self.processes.report.mono_ns)
+        return self._helpers.look(now_ns, self.processes.listed, signs)
+
     def note_failure(self, error: Exception) -> bool:
         """Report that the diagnosis raised `error`, in place of verdicts. Return whether that is news."""
         self._evidence = None
@@ -282,7 +294,9 @@ class Collector:
 
     def restart_clock(self) -> None:
         """Restart the time limits of all processes: the missing progress until now is no fault of theirs."""
-        self._tracker.restart_clock(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self._tracker.restart_clock(now_ns)
+        self._helpers.restart_clock(now_ns)
 
     def pids(self) -> dict[Key | None, int]:
         """Return the pid of each stage with evidence, and (None) of a core that is not stopped.

@@ -13,7 +13,7 @@ import msgspec
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
-from ppengine.protocol.snapshot import Verdict, WaitInfo
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Verdict, WaitInfo
 
 NONCE = -2
 """Nonce of the question for the rings."""
@@ -54,8 +54,8 @@ class FaultRecorder:
 
         A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
-        # A store is outside of all steps: its fault has no last steps, and must not hide the begin of another one.
-        verdicts = [verdict for verdict in verdicts if verdict.root and verdict.cause != "store"]
+        # A fault outside of all steps has no last steps, and must not hide the begin of another one.
+        verdicts = [verdict for verdict in verdicts if verdict.root and verdict.cause not in OUTSIDE_STEPS]
         roots = {_who(verdict): verdict for verdict in reversed(verdicts)}
         if self.kept is not None and self.kept.over_wall is None:
             if (now := roots.get(_who(self.kept.verdict))) is not None:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import quantiles_of
+from ppengine.gateway.helper_watch import Sign
 from ppengine.protocol.clients import ClientCounts, ClientInfo, ClientRule, HttpReport
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import MAX_CLIENTS
@@ -62,6 +63,11 @@ class HttpClients:
         process = self._processes.setdefault(report.role, _Process(report))
         process.take(report)
         self._until_ns = 0
+
+    def signs(self) -> dict[str, Sign]:
+        """Return the time of the newest report of each process, and the answers that it had open."""
+        reports = {role: process.report for role, process in self._processes.items()}
+        return {role: Sign(each.mono_ns, sum(one.open for one in each.clients)) for role, each in reports.items()}
 
     def infos(self, mono_ns: int, rules: list[ClientRule]) -> list[ClientInfo]:
         """Return all clients at `mono_ns`, those with the most open requests and tokens first; last, other `rules`."""

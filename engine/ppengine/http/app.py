@@ -197,7 +197,9 @@ class Routes:
         link = self._service.link
         if link.state is None or link.silent:
             return "the engine core does not answer"
-        return f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
+        state = f"{link.state.state}: {link.state.message}" if link.state.message else link.state.state
+        silent = ", ".join(link.state.silent_http)
+        return f"{state}; these HTTP processes do not answer: {silent}" if silent else state
 
     def _begin(self, route: str, request: Request, name: str, grant: Grant | None = None) -> Call:
         """Begin a call. One without a key has no trace: strangers must not fill the collector."""

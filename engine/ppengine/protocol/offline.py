@@ -164,6 +164,8 @@ class StateAnswer(msgspec.Struct, tag="state-answer", kw_only=True):
     """`DOES_NOT_FIT`: the stages are up, and their memory does not hold one sequence."""
     rules: list[ClientRule] = []
     """Rules of clients of the HTTP port."""
+    silent_http: list[str] = []
+    """HTTP processes that do not report any more."""
 
 
 ToFront = (

@@ -22,8 +22,10 @@ RequestState = Literal["waiting", "finding", "fetching", "running", "swapped", "
 Cause = Literal[
     "dead", "stopped", "killed_oom", "crashed", "self_stuck", "gil_held", "straggler", "link", "deadlock",
     "mismatch", "corrupted", "stream_order", "stream_owner", "stream_stuck", "non_finite", "out_of_memory", "leak",
-    "out_of_files", "disk_full", "core", "store", "starved", "blocked", "undetermined",
+    "out_of_files", "disk_full", "core", "process", "store", "starved", "blocked", "undetermined",
 ]  # fmt: skip
+OUTSIDE_STEPS: tuple[Cause, ...] = ("process", "store")
+"""Causes of faults with which steps go on: a process beside the pipeline, or a store, is stopped or hangs."""
 
 
 class ChecksInfo(msgspec.Struct, kw_only=True):

@@ -1,0 +1,29 @@
+"""Evidence of processes beside the pipeline: HTTP processes, supervisor and agent. Steps go on without."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HelperEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One such process, which runs."""
+
+    role: str
+    """Name in the engine, as `http0`."""
+    pid: int
+    process_state: str | None = None
+    """State letter; None: not known."""
+    tracer: str | None = None
+    """Name and pid of who has it in state t."""
+    frozen: str = ""
+    """The file of the cgroup by which it is frozen; empty: it is not."""
+    stopped_for_s: float | None = None
+    """Since the first of an unbroken run of stops and frosts; None: it is not stopped."""
+    silent_for_s: float = 0.0
+    """Age of its newest report, or of its first sight before it."""
+    reported: bool = True
+    """Whether a report has come since it began."""
+    open: int = 0
+    """Answers that an HTTP process had open at its newest report."""
+    of: int = 1
+    """Processes that share its work."""

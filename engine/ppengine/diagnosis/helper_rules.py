@@ -1,0 +1,85 @@
+"""Faults of processes beside the pipeline, which are stopped or hang: steps go on, and something else does not.
+
+All of them are one verdict without a stage: the first is named, and the evidence has the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import NamedTuple
+
+from ppengine.diagnosis.budgets import HELPER_SILENT_S, HELPER_STARTS_S, STOPPED_AFTER_S, TRACED_AFTER_S
+from ppengine.diagnosis.case import Case
+from ppengine.diagnosis.helper_evidence import HelperEvidence
+from ppengine.diagnosis.phrases import let_go, seconds, thaw
+from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.stage_samples import TRACED
+
+_EFFECTS = {
+    "supervisor": "requests go on; no process that ends is restarted, and a stop ends core and stages alone",
+    "agent": "requests go on; stages are not sampled, so their faults are named late or not at all",
+}
+
+
+class _Trouble(NamedTuple):
+    """One process that does not go on."""
+
+    summary: str
+    since_s: float
+    evidence: list[str]
+    suggest: str
+
+
+def helpers(case: Case) -> list[Verdict]:
+    """Return one verdict on all processes beside the pipeline that do not go on, HTTP processes first."""
+    if case.evidence.stopping or case.evidence.core.dead_for_s is not None:
+        return []
+    order = sorted(case.evidence.helpers, key=lambda each: each.role in _EFFECTS)
+    found = list(filter(None, map(_trouble, order)))
+    if not found:
+        return []
+    first, *others = found
+    also = [f"also: {other.summary} ({other.suggest})" for other in others]
+    return [
+        Verdict(
+            stage=None, cause="process", summary=first.summary, since_s=first.since_s,
+            evidence=[*first.evidence, *also], suggest=first.suggest,
+        )
+    ]  # fmt: skip
+
+
+def _trouble(one: HelperEvidence) -> _Trouble | None:
+    """Return the fault of a process: a signal, a tracer or a cgroup has stopped it, or it sends no reports."""
+    name = f"{one.role} ({'' if one.role in _EFFECTS else 'HTTP process, '}pid {one.pid})"
+    state = f"pid {one.pid}: process state {one.process_state or 'unknown'}"
+    stopped, silent = one.stopped_for_s or 0.0, one.silent_for_s
+    if one.frozen and stopped >= STOPPED_AFTER_S:
+        how, suggest = f"is frozen by its cgroup ({PurePath(one.frozen).parent})", thaw(one.frozen)
+    elif one.process_state == TRACED and stopped >= TRACED_AFTER_S:
+        how, suggest = f"is stopped by {one.tracer or 'a tracer'} (state t)", let_go(one.tracer)
+    elif one.process_state == "T" and stopped >= STOPPED_AFTER_S:
+        how, suggest = "is stopped by a signal (state T)", f"kill -CONT {one.pid}"
+    elif not one.reported and silent >= HELPER_STARTS_S:
+        how, suggest = f"has not come up for {seconds(silent)}", "ppconsole logs"
+    elif one.reported and one.stopped_for_s is None and silent >= HELPER_SILENT_S:
+        how, suggest = f"hangs: no report for {seconds(silent)}", _restart(one)
+        state += "; it reports each second"
+    else:
+        return None
+    return _Trouble(f"{name} {how}", stopped or silent, [state, _effect(one)], suggest)
+
+
+def _effect(one: HelperEvidence) -> str:
+    """Return the work that waits for a process."""
+    if one.role in _EFFECTS:
+        return _EFFECTS[one.role]
+    share = "new connections wait" if one.of == 1 else f"1 of {one.of} new connections waits"
+    answers = f"{one.open} open answer{'' if one.open == 1 else 's'}"
+    return f"steps go on; {share} for it, as do {answers} of its newest report"
+
+
+def _restart(one: HelperEvidence) -> str:
+    if one.role == "supervisor":
+        return f"py-spy dump --pid {one.pid} (its end is that of the engine, without serve --restart)"
+    lost = "" if one.role in _EFFECTS else "; its open answers are lost"
+    return f"kill -KILL {one.pid} (another one is started{lost})"

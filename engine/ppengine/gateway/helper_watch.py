@@ -1,0 +1,67 @@
+"""Looks at the processes beside the pipeline: their kernel state, and the ages of their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ppengine.common.cgroup_limits import frozen_by
+from ppengine.common.procfs import cgroups, read_stat, tracer
+from ppengine.diagnosis.helper_evidence import HelperEvidence
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.stage_samples import TRACED
+
+
+class Sign(NamedTuple):
+    """The newest report of a process: its time, and how many answers an HTTP process had open."""
+
+    mono_ns: int
+    open: int = 0
+
+
+class HelperWatch:
+    """Remembers since when each process is known, and since when it is stopped."""
+
+    def __init__(self, http_roles: Iterable[str]) -> None:
+        self._http_roles = list(http_roles)
+        self._roles = {*self._http_roles, "supervisor", "agent"}
+        self._first: dict[int, int] = {}
+        """Time of the first look at each process, by pid."""
+        self._from: dict[int, int] = {}
+        """Time from which its silence counts: that look, the end of a stop, or the restart of the clock."""
+        self._stopped: dict[int, int] = {}
+        """Time of the first of an unbroken run of looks that found it stopped, by pid."""
+
+    def restart_clock(self, now_ns: int) -> None:
+        """Begin again: the missing reports until now are no fault of any process."""
+        self._from = dict.fromkeys(self._from, now_ns)
+
+    def look(self, now_ns: int, listed: Iterable[ProcessInfo], signs: Mapping[str, Sign]) -> tuple[HelperEvidence, ...]:
+        """Return the evidence on those of `listed` that run on this host. `signs`: the newest reports, by role."""
+        present = [
+            one for one in listed if one.role in self._roles and one.pid and not one.node and one.exit_code is None
+        ]
+        self._first = {one.pid: self._first.get(one.pid, now_ns) for one in present}
+        self._from = {pid: self._from.get(pid, first) for pid, first in self._first.items()}
+        self._stopped = {pid: since for pid, since in self._stopped.items() if pid in self._first}
+        return tuple(self._look(now_ns, one, signs.get(one.role)) for one in present)
+
+    def _look(self, now_ns: int, one: ProcessInfo, sign: Sign | None) -> HelperEvidence:
+        stat = read_stat(one.pid)
+        state = stat.state if stat is not None else None
+        frozen = str(frozen_by(cgroups(one.pid)) or "")
+        if frozen or state in ("T", TRACED):
+            self._stopped.setdefault(one.pid, now_ns)
+        elif self._stopped.pop(one.pid, None) is not None:
+            self._from[one.pid] = now_ns
+        since = self._stopped.get(one.pid)
+        newest_ns = 0 if sign is None else sign.mono_ns
+        http = one.role in self._http_roles
+        return HelperEvidence(
+            role=one.role, pid=one.pid, process_state=state, frozen=frozen,
+            tracer=tracer(one.pid) if state == TRACED else None,
+            stopped_for_s=None if since is None else (now_ns - since) / 1e9,
+            silent_for_s=(now_ns - max(newest_ns, self._from[one.pid])) / 1e9,
+            reported=newest_ns > self._first[one.pid], open=sign.open if sign is not None else 0,
+            of=len(self._http_roles) if http else 1,
+        )  # fmt: skip

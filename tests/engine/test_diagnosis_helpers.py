@@ -1,0 +1,121 @@
+"""Processes beside the pipeline that are stopped or hang: which, since when, with which effect, what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from diagnosis_world import evidence, healthy, with_stage
+from monitor_helpers import until
+from ppengine.common.procfs import read_stat
+from ppengine.diagnosis import diagnose
+from ppengine.diagnosis.evidence import CoreEvidence
+from ppengine.diagnosis.helper_evidence import HelperEvidence
+from ppengine.gateway.helper_watch import HelperWatch, Sign
+from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.snapshot import Verdict
+
+SECOND = 1_000_000_000
+HTTP = HelperEvidence(role="http0", pid=7, process_state="S", silent_for_s=0.7, open=3, of=2)
+
+
+def found(*helpers: HelperEvidence, **changes: object) -> list[Verdict]:
+    return diagnose(evidence(healthy(2), helpers=helpers, **changes))
+
+
+def test_a_process_that_reports_is_no_fault_and_neither_is_a_slow_one() -> None:
+    assert not found(HTTP, HelperEvidence(role="http1", pid=8, process_state="R", silent_for_s=4.5))
+
+
+def test_a_process_that_begins_has_time() -> None:
+    assert not found(HelperEvidence(role="http0", pid=7, process_state="R", silent_for_s=40.0, reported=False))
+    (late,) = found(HelperEvidence(role="http0", pid=7, process_state="R", silent_for_s=61.0, reported=False))
+    assert "has not come up for 61.0s" in late.summary
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "what"),
+    [
+        ({"process_state": "T", "stopped_for_s": 3.0}, "is stopped by a signal (state T)", "kill -CONT 7"),
+        ({"process_state": "t", "stopped_for_s": 3.0, "tracer": "gdb (pid 9)"}, "is stopped by gdb", "9"),
+        ({"frozen": "/sys/fs/cgroup/a/cgroup.freeze", "stopped_for_s": 3.0}, "is frozen by its cgroup", "echo 0"),
+        ({"silent_for_s": 8.0}, "hangs: no report for 8.0s", "kill -KILL 7"),
+    ],
+)
+def test_it_is_named_with_its_effect_and_the_way_out(changes: dict[str, object], how: str, what: str) -> None:
+    (verdict,) = found(
+        HelperEvidence(**{"role": "http0", "pid": 7, "process_state": "S", "open": 3, "of": 2} | changes)
+    )
+    assert verdict.cause == "process" and verdict.root and verdict.stage is None
+    assert verdict.summary.startswith("http0 (HTTP process, pid 7) ") and how in verdict.summary
+    assert verdict.since_s == (8.0 if "silent_for_s" in changes else 3.0)
+    assert "1 of 2 new connections waits for it, as do 3 open answers" in verdict.evidence[1]
+    assert what in verdict.suggest
+
+
+def test_several_are_one_verdict_http_processes_first() -> None:
+    stopped = {"process_state": "T", "stopped_for_s": 3.0}
+    (verdict,) = found(
+        HelperEvidence(role="supervisor", pid=6, **stopped), HelperEvidence(role="http0", pid=7, **stopped)
+    )  # fmt: skip
+    assert verdict.summary.startswith("http0 ")
+    assert any(line.startswith("also: supervisor (pid 6) is stopped") for line in verdict.evidence)
+
+
+def test_a_stage_comes_first_and_an_end_says_it_all() -> None:
+    stopped = HelperEvidence(role="http0", pid=7, process_state="T", stopped_for_s=3.0)
+    stages = with_stage(healthy(2), 1, process_state="T", stopped_for_s=0.4)
+    verdicts = diagnose(evidence(stages, helpers=(stopped,)))
+    assert [verdict.cause for verdict in verdicts] == ["stopped", "process"]
+    assert not found(stopped, stopping=True)
+    gone = CoreEvidence(role="supervisor", pid=6, exit_code=-9, dead_for_s=1.0)
+    assert [verdict.cause for verdict in found(stopped, core=gone)] == ["core"]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_the_watch_sees_a_stop_and_grants_a_report_after_it(sleeper: int) -> None:
+    watch, one = HelperWatch(["http0"]), ProcessInfo(role="http0", stage=None, rank=None, pid=sleeper)
+
+    def look(at_s: float, reported_s: float) -> HelperEvidence:
+        (seen,) = watch.look(int(at_s * SECOND), [one], {"http0": Sign(int(reported_s * SECOND), 4)})
+        return seen
+
+    def state() -> str | None:
+        stat = read_stat(sleeper)
+        return stat.state if stat is not None else None
+
+    # The newest report is of a process before this one.
+    assert not look(10, 9).reported
+    assert look(12, 11).reported
+    os.kill(sleeper, signal.SIGSTOP)
+    until(lambda: state() == "T")
+    assert look(13, 12).stopped_for_s == 0.0
+    seen = look(43, 12)
+    assert (seen.stopped_for_s, seen.process_state, seen.open) == (30.0, "T", 4)
+    os.kill(sleeper, signal.SIGCONT)
+    until(lambda: state() == "S")
+    seen = look(44, 12)
+    assert (seen.stopped_for_s, seen.silent_for_s) == (None, 0.0)
+    assert look(50, 12).silent_for_s == 6.0
+    # The gateway was away itself.
+    watch.restart_clock(60 * SECOND)
+    seen = look(61, 12)
+    assert (seen.silent_for_s, seen.reported) == (1.0, True)
+
+
+def test_processes_that_ended_or_run_elsewhere_are_not_looked_at() -> None:
+    listed = [
+        ProcessInfo(role="http0", stage=None, rank=None, pid=1, exit_code=0),
+        ProcessInfo(role="http1", stage=None, rank=None, pid=1, node="b"),
+        ProcessInfo(role="store0.0", stage=None, rank=None, pid=1),
+    ]
+    assert HelperWatch(["http0", "http1"]).look(SECOND, listed, {}) == ()
