@@ -135,6 +135,27 @@ def test_what_comes_while_a_fault_stands_does_not_take_its_record():
     assert box.kept.over_wall is not None and box.kept.number == 2
 
 
+@pytest.mark.parametrize(
+    ("causes", "kept"),
+    [
+        (("stopped", "straggler"), ["stopped", "straggler"]), (("self_stuck", "dead"), ["self_stuck", "dead"]),
+        (("dead", "killed_oom"), ["killed_oom"]), (("undetermined", "self_stuck", "gil_held"), ["gil_held"]),
+        (("straggler", "stopped", "straggler"), ["straggler", "stopped", "straggler"]),
+    ],
+)  # fmt: skip
+def test_a_later_fault_of_a_place_has_a_record_of_its_own(causes, kept):
+    agent, faults = Agent(), []
+    box = FaultRecorder(agent)
+    for cause in causes:
+        box.look([verdict(1, cause)], [], [3, 3])
+        if not any(fault is box.kept for fault in faults):
+            faults.append(box.kept)
+        box.look([verdict(1, cause)], [], [3, 3])
+    assert [fault.verdict.cause for fault in faults] == kept
+    assert [fault.over_wall is None for fault in faults] == [False] * (len(kept) - 1) + [True]
+    assert [fault.number for fault in faults] == [*range(1, len(kept) + 1)] and len(agent.asked) == len(kept)
+
+
 def test_what_could_not_be_kept_is_told():
     agent = Agent()
     agent.why = "the agent has not reported yet"

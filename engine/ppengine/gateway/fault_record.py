@@ -13,7 +13,7 @@ import msgspec
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, Verdict, WaitInfo
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Verdict, WaitInfo
 
 NONCE = -2
 """Nonce of the question for the rings."""
@@ -22,10 +22,22 @@ RESUME_S = 10.0
 """Seconds for the verdict of a fault to come again after the gateway was replaced."""
 _Who = tuple[int | None, int | None]
 """Stage and rank of a verdict."""
+_KINDS: dict[Cause, str] = {
+    "stopped": "stopped", "straggler": "slow",
+    **dict.fromkeys(("self_stuck", "gil_held", "deadlock", "stream_stuck"), "stuck"),
+    **dict.fromkeys(("dead", "killed_oom", "crashed", "out_of_memory"), "ended"),
+}  # fmt: skip
+"""Causes by their effect. A cause with another effect is another fault; one with the same is better known."""
 
 
 def _who(verdict: Verdict) -> _Who:
     return verdict.stage, verdict.rank
+
+
+def _is_another(before: Verdict, now: Verdict) -> bool:
+    """Return whether the verdict on a place is on another fault than the one before."""
+    kinds = _KINDS.get(before.cause), _KINDS.get(now.cause)
+    return None not in kinds and kinds[0] != kinds[1]
 
 
 class FaultRecorder:
@@ -50,7 +62,7 @@ class FaultRecorder:
             self._unseen_until = time.monotonic() + RESUME_S
 
     def look(self, verdicts: list[Verdict], waits: list[WaitInfo], retired: list[int | None]) -> None:
-        """Begin a new record if `verdicts` name a stage (None: the core) that was not a root before.
+        """Begin a new record if `verdicts` name a stage (None: the core) that was not a root, or not by such a cause.
 
         A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
@@ -58,12 +70,15 @@ class FaultRecorder:
         verdicts = [verdict for verdict in verdicts if verdict.root and verdict.cause not in OUTSIDE_STEPS]
         roots = {_who(verdict): verdict for verdict in reversed(verdicts)}
         if self.kept is not None and self.kept.over_wall is None:
-            if (now := roots.get(_who(self.kept.verdict))) is not None:
+            who = _who(self.kept.verdict)
+            now = roots.get(who)
+            if now is not None and not _is_another(self.kept.verdict, now):
                 self.kept.verdict = now
                 self._roots &= roots.keys()
                 return
-            if time.monotonic() < self._unseen_until:
+            if now is None and time.monotonic() < self._unseen_until:
                 return
+            self._roots.discard(who)
             # The wall clock may have been set since the begin.
             self.kept.over_wall = self.kept.wall + time.monotonic() - self._begun
         fresh = roots.keys() - self._roots
