@@ -284,13 +284,16 @@ async def test_a_fault_of_the_process_on_demand_is_no_fault_of_the_engine(killed
     async with killed.operator() as op:
         gone = killed.pids["texts"]
         assert kind in (await op.do(Fault(kind=kind))).text
-        event = {"texts-kill": "texts.ended", "texts-stop": "texts.stalled"}[kind]
-        await op.until(lambda _: any(each.kind == event for each in op.events), "it is an event", 30.0)
-        if kind == "texts-stop":
+        if kind == "texts-kill":
+            await op.until(lambda _: any(each.kind == "texts.ended" for each in op.events), "it is an event", 30.0)
+        else:
+            picture = await op.until(lambda picture: picture.verdicts, "a verdict")
+            (verdict,) = picture.verdicts
+            assert (verdict.cause, verdict.suggest) == ("process", f"kill -CONT {gone}")
+            assert verdict.summary == f"texts (pid {gone}) is stopped by a signal (state T)"
             assert kind in (await op.do(ClearFaults())).text
-            await op.until(lambda _: any(each.kind == "texts.back" for each in op.events), "so is its return")
         assert len((await texts_of(op, SUBMITS[0]))[0][0]) == STEPS
-        assert not (await op.now()).verdicts
+        await op.until(lambda picture: not picture.verdicts, "no fault is left")
         killed.find_pids()
         assert (killed.pids["texts"] == gone) == (kind == "texts-stop")
 

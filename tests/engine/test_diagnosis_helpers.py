@@ -83,7 +83,7 @@ def sleeper() -> Iterator[int]:
 
 
 def test_the_watch_sees_a_stop_and_grants_a_report_after_it(sleeper: int) -> None:
-    watch, one = HelperWatch(["http0"]), ProcessInfo(role="http0", stage=None, rank=None, pid=sleeper)
+    watch, one = HelperWatch(["http0"], ["texts"]), ProcessInfo(role="http0", stage=None, rank=None, pid=sleeper)
 
     def look(at_s: float, reported_s: float) -> HelperEvidence:
         (seen,) = watch.look(int(at_s * SECOND), [one], {"http0": Sign(int(reported_s * SECOND), 4)})
@@ -118,4 +118,4 @@ def test_processes_that_ended_or_run_elsewhere_are_not_looked_at() -> None:
         ProcessInfo(role="http1", stage=None, rank=None, pid=1, node="b"),
         ProcessInfo(role="store0.0", stage=None, rank=None, pid=1),
     ]
-    assert HelperWatch(["http0", "http1"]).look(SECOND, listed, {}) == ()
+    assert HelperWatch(["http0", "http1"], ["texts"]).look(SECOND, listed, {}) == ()

@@ -33,8 +33,7 @@ class Desk:
         self.texts: list[Encode] = []
         self.got: list[object] = []
         self.connected, self.away, self.core_gone, self.now = True, "", "", 100.0
-        self.events: list[str] = []
-        events = EventLog(lambda one: self.events.append(f"{one.kind}: {one.text}"))
+        events = EventLog(lambda _: None)
         audit, lease = AuditLog(folder, "engine", "id", {}), ControlLease(folder / "lease.json", events.say, bool)
         self.sessions = Sessions(lambda what, session: None)
         self.folder = folder
@@ -170,23 +169,6 @@ def test_a_process_that_is_stopped_refuses_texts_and_no_ids(desk: Desk) -> None:
     desk.say(name="c3")
     desk.wait(1)
     assert isinstance(desk.got[-1], Deferred) and "(pid 7), which does not answer" in desk.got[-1].text
-
-
-def test_a_stopped_process_is_an_event_and_so_is_its_return(desk: Desk) -> None:
-    desk.wait(text_desk.SILENT_S + 5)
-    assert not desk.events, "none has been there yet"
-    desk.desk.texts.alive(7)
-    desk.wait(text_desk.SILENT_S - 1, alive=7)
-    desk.wait(text_desk.SILENT_S + 5)
-    desk.wait(5, alive=7)
-    silent = "has not answered for 10 s; consoles' texts wait, and token ids go on"
-    assert desk.events == [
-        f"texts.stalled: the process of texts (pid 7) {silent}",
-        "texts.back: the process of texts (pid 7) answers again",
-    ]
-    desk.away = GONE
-    desk.wait(text_desk.SILENT_S + 5)
-    assert len(desk.events) == 2, "its end is another event"
 
 
 def test_a_process_that_does_not_come_back_refuses_texts(desk: Desk) -> None:

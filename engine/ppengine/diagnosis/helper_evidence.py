@@ -1,4 +1,4 @@
-"""Evidence of processes beside the pipeline: HTTP processes, supervisor and agent. Steps go on without."""
+"""Evidence of processes beside the pipeline: HTTP, texts, supervisor and agent. Steps go on without."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from ppengine.protocol.stage_samples import TRACED
 
 _EFFECTS = {
     "supervisor": "requests go on; no process that ends is restarted, and a stop ends core and stages alone",
+    "texts": "requests and prompts of token ids go on; texts of consoles wait, stop texts are found late",
     "agent": "requests go on; stages are not sampled, so their faults are named late or not at all",
 }
 

@@ -36,11 +36,11 @@ def core_kill(target: Target) -> None:
     os.kill(target.role("core"), signal.SIGKILL)
 
 
-@outside("blind", "undetermined", clears=True, on="agent")
+@outside("blind", "process", clears=True, on="agent")
 def agent_stop(target: Target) -> Undo:
     """The agent gets SIGSTOP: the stages are not sampled, and continue.
 
-    Verdict: no fault; samples are old, and are shown as old.
+    Verdict: the agent is stopped by a signal; samples are old, and are shown as old.
     """
     return pause(target.role("agent"))
 
@@ -54,11 +54,11 @@ def agent_kill(target: Target) -> None:
     os.kill(target.role("agent"), signal.SIGKILL)
 
 
-@outside("none", clears=True, on="texts", held_out=True)
+@outside("none", "process", clears=True, on="texts", held_out=True)
 def texts_stop(target: Target) -> Undo:
     """The process of texts gets SIGSTOP: texts of consoles wait or are refused, and token ids go on.
 
-    Verdict: no fault; the event `texts.stalled` names the process after ten seconds.
+    Verdict: the process of texts is stopped by a signal.
     """
     return pause(target.role("texts"))
 

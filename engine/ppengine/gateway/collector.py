@@ -73,7 +73,9 @@ class Collector:
         self.processes = ProcessTable(config, self._sightings)
         self._clients = HttpClients()
         self._shortages = ShortageWatch(config)
-        self._helpers = HelperWatch(config.http_roles)
+        self._helpers = HelperWatch(config.http_roles, config.text_roles)
+        self._texts_ns: int | None = None
+        """Time of the newest sign of life of the process of texts."""
         self._tiers = TierHistory(config.groups.tensor)
         self.core: CoreReport | None = None
         self.news = False
@@ -277,9 +279,15 @@ class Collector:
         signs = self._clients.signs()
         if self.node in self._agent_ns:
             signs["agent"] = Sign(self._agent_ns[self.node])
+        if self._texts_ns is not None:
+            signs["texts"] = Sign(self._texts_ns)
         if self.processes.report is not None:
             signs["supervisor"] = Sign(self.processes.report.mono_ns)
         return self._helpers.look(now_ns, self.processes.listed, signs)
+
+    def texts_alive(self) -> None:
+        """Note a sign of life of the process of texts."""
+        self._texts_ns = time.monotonic_ns()
 
     def note_failure(self, error: Exception) -> bool:
         """Report that the diagnosis raised `error`, in place of verdicts. Return whether that is news."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from ppengine.gateway.command_answers import Answers, EndNote
@@ -43,13 +43,10 @@ class EngineAccess(EndNote, TextsAccess, Protocol):
 class Effects:
     """Begins commands that were checked and recorded."""
 
-    def __init__(
-        self, answers: Answers, engine: EngineAccess, lease: ControlLease, event: Callable[[str, str], object], *,
-        texts_absent: bool,
-    ) -> None:  # fmt: skip
-        """`event` takes kind and text of an event. `texts_absent`: the engine has no tokenizer."""
+    def __init__(self, answers: Answers, engine: EngineAccess, lease: ControlLease, *, texts_absent: bool) -> None:
+        """`texts_absent`: the engine has no tokenizer."""
         self._answers, self._engine, self._lease = answers, engine, lease
-        self.texts = TextDesk(engine, answers, self.forward, event, absent=texts_absent)
+        self.texts = TextDesk(engine, answers, self.forward, absent=texts_absent)
 
     def begin(self, kept: Kept) -> None:
         """Begin a command where its row says."""

@@ -66,7 +66,7 @@ class CommandDesk:
         self._epoch, self._audit, self._lease = epoch, audit, lease
         self._answer, self._engine = answer, engine
         self._answers = Answers(audit, events, sessions, answer, engine)
-        self._effects = Effects(self._answers, engine, lease, events.say, texts_absent=texts_absent)
+        self._effects = Effects(self._answers, engine, lease, texts_absent=texts_absent)
         self._limits = RateLimits()
         self._kept: OrderedDict[str, Kept] = OrderedDict()
 

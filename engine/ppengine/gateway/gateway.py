@@ -94,7 +94,8 @@ class Gateway:
             config, audit, self._sockets, self._access, self._events, self._engine, local, self._pulse
         )  # fmt: skip
         self._texts = TextMessagesReader(
-            self._sockets.texts, self._consoles.commands.texts, self._consoles.bulk, self._events.say, refusals
+            self._sockets.texts, self._consoles.commands.texts, self._consoles.bulk, self._events.say,
+            self._collector.texts_alive, refusals,
         )  # fmt: skip
         self._succession = Succession(
             self._journal.follows, self._events, self._consoles.commands, self._consoles.sessions, self._engine.recall,

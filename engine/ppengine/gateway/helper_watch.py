@@ -22,9 +22,9 @@ class Sign(NamedTuple):
 class HelperWatch:
     """Remembers since when each process is known, and since when it is stopped."""
 
-    def __init__(self, http_roles: Iterable[str]) -> None:
+    def __init__(self, http_roles: Iterable[str], text_roles: Iterable[str]) -> None:
         self._http_roles = list(http_roles)
-        self._roles = {*self._http_roles, "supervisor", "agent"}
+        self._roles = {*self._http_roles, *text_roles, "supervisor", "agent"}
         self._first: dict[int, int] = {}
         """Time of the first look at each process, by pid."""
         self._from: dict[int, int] = {}

@@ -62,14 +62,12 @@ class TextDesk:
     """Has submissions encoded. `go_on` takes a command whose tokens are there."""
 
     def __init__(
-        self, engine: TextsAccess, answers: Answers, go_on: Callable[[Kept], None],
-        event: Callable[[str, str], object], *, absent: bool = False, clock: Callable[[], float] = time.monotonic,
+        self, engine: TextsAccess, answers: Answers, go_on: Callable[[Kept], None], *, absent: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`event` takes kind and text of an event. `absent`: the engine has no tokenizer, so texts are refused."""
+        """`absent`: the engine has no tokenizer, so texts are refused."""
         self._engine, self._answers, self._go_on, self._absent = engine, answers, go_on, absent
-        self._event, self._clock = event, clock
-        self._stalled = False
-        """Whether the process that is there was reported as silent."""
+        self._clock = clock
         self._waiting: dict[str, _Waiting] = {}
         self._pid: int | None = None
         """The process that is there; None: none has reported to this gateway."""
@@ -124,9 +122,6 @@ class TextDesk:
         It gets everything that its predecessor has not answered.
         """
         before, self._pid, self._alive_at = self._pid, pid, self._clock()
-        if self._stalled:
-            self._stalled = False
-            self._event("texts.back", f"the process of texts{self._words()} answers again")
         if before == pid:
             return False
         for one in list(self._waiting.values()):
@@ -142,7 +137,6 @@ class TextDesk:
     def turn(self) -> None:
         """Send what waits, report long waits, and refuse what has waited for too long. The loop calls it each turn."""
         now = self._clock()
-        self._look(now)
         for one in list(self._waiting.values()):
             if one.kept.over:
                 del self._waiting[one.message.id]
@@ -158,15 +152,6 @@ class TextDesk:
             elif not one.deferred and now - one.since > DEFER_S:
                 one.deferred = True
                 self._answers.give(one.kept, Deferred(id=one.message.id, op=one.kept.op, text=self._wait_of(one, away)))
-
-    def _look(self, now: float) -> None:
-        """Make an event of a process that lives and gives no sign of life."""
-        silent_s = now - self._alive_at
-        if self._pid is None or self._stalled or silent_s <= SILENT_S or self._engine.texts_away():
-            return
-        self._stalled = True
-        text = f"has not answered for {silent_s:.0f} s; consoles' texts wait, and token ids go on"
-        self._event("texts.stalled", f"the process of texts{self._words()} {text}")
 
     @property
     def next_due(self) -> float | None:

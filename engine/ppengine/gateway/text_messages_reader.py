@@ -17,11 +17,11 @@ class TextMessagesReader:
 
     def __init__(
         self, socket: Socket, commands: TextDesk, questions: BulkDesk, event: Callable[[str, str], object],
-        refused: Callable[[str], None],
+        alive: Callable[[], None], refused: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """`event` takes kind and text of an event, `refused` why a message is dropped."""
+        """`event` takes kind and text of an event, `refused` why a message is dropped; `alive` hears signs of life."""
         self._socket, self._commands, self._questions = socket, commands, questions
-        self._event, self._refused = event, refused
+        self._event, self._alive, self._refused = event, alive, refused
         self._codec = frames.Codec(FromTexts)
 
     def read(self) -> None:
@@ -35,6 +35,7 @@ class TextMessagesReader:
             if isinstance(message, Encoded):
                 self._commands.take(message)
             elif isinstance(message, TextsAlive):
+                self._alive()
                 if self._commands.alive(message.pid):
                     self._questions.texts_back()
             elif isinstance(message, TextsEvent):
