@@ -333,6 +333,22 @@ def test_a_client_that_leaves_during_the_compile_has_no_request(shared: GrammarW
     assert shared.added(50) is None and shared.engine.outputs.get("gone") is None
 
 
+def test_the_mask_of_an_output_that_has_ended_goes_nowhere(world: GrammarWorld) -> None:
+    """It is not scheduled ahead, and ends while the process has its question."""
+    world.add(constrained(json=SCHEMA, presence_penalty=0.5), FORMS[0], names=["gone", "here"])
+    world.until(lambda: world.added() is not None, "an answer")
+    world.until(lambda: len(world.tokens("gone")) == 1, "its first token")
+    (process,) = world.engine.constraints.masks.processes
+    os.kill(world.process.pid, signal.SIGSTOP)
+    world.until(lambda: any(ask.tokens and not ask.request.ahead for ask in process._given.values()), "its question")
+    world.engine.offline.abort(AbortMany(session="s", requests=["gone"]))
+    world.until(lambda: process._gone, "the end of its matcher")
+    os.kill(world.process.pid, signal.SIGCONT)
+    assert re.fullmatch("[a-d]{3,9}x", *world.ended("here"))
+    assert world.reason("gone") == "abort" and not process._gone
+    world.check()
+
+
 def test_minimum_and_ignored_end_of_sequence_lengthen_the_text_while_the_grammar_can(shared: GrammarWorld) -> None:
     shared.add(
         constrained(regex="a{1,30}", min_tokens=8), constrained(regex="a{1,30}", ignore_eos=True),

@@ -278,7 +278,7 @@ class GrammarProcess:
         return known and (ask is None or len(forced) <= ask.forced_most)
 
     def _end(self, message: Answers) -> list[Taken]:
-        """End the questions of a message; return the masks of outputs."""
+        """End the questions of a message; return the masks of outputs that have not ended."""
         given, forced, masks = self._given, message.forced, message.masks
         taken: list[Taken] = []
         for number, place in zip(message.numbers, message.places, strict=True):
@@ -292,7 +292,7 @@ class GrammarProcess:
                     self._compiled.popitem(last=False)
             tokens = forced.get(number, _NONE) if forced else _NONE
             ask.suspect, ask.ends = False, 0
-            if ask.matcher in self._gone:
+            if gone := ask.matcher in self._gone:
                 self._gone.discard(ask.matcher)
                 self._known.pop(ask.matcher, None)
                 self._send(self._name, encode(Forget([ask.matcher])))
@@ -302,7 +302,7 @@ class GrammarProcess:
                 ask.end(Masked(error=one_line(message.errors[number])))
             elif ask.request is None:
                 ask.end(Masked(masks[place], forced=tuple(tokens)))
-            else:
+            elif not gone:
                 taken.append((ask.request, masks[place], tokens))
         return taken
 
