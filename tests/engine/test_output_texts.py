@@ -10,7 +10,7 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
-from ppengine.protocol.control import Failed
+from ppengine.protocol.control import Failed, Fetch
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.sampling import SamplingParams
@@ -124,8 +124,6 @@ def test_a_question_whose_core_ended_is_asked_again(world: TextWorld) -> None:
 
 
 def world_fetch() -> Any:
-    from ppengine.protocol.control import Fetch
-
     return Fetch(nonce=7, request="r-1", wait_ms=0)
 
 
@@ -422,6 +420,32 @@ def test_kills_at_random_lose_no_stop_text(seed: int) -> None:
             assert answer.text == written.partition("king STOP")[0]
         else:
             assert written.startswith(answer.text) and not answer.finished
+
+
+def test_another_request_of_the_same_name_may_have_more_samples(world: TextWorld) -> None:
+    world.open(stop=["END"])
+    world.turn()
+    world.say("x")
+    world.turn()
+    world.hub.finish("r-1", 0, "length")
+    world.turn()
+    world.hub.forget(["r-1"])
+    world.open(stop=["END"], n=2)
+    world.say("the END", 1)
+    world.turn()
+    assert world.ended == [("r-1", 1)]
+
+
+def test_the_text_of_a_sample_that_never_began_is_not_looked_for(world: TextWorld) -> None:
+    """Texts that stay for a stop text are as many as requests that live."""
+    world.open(stop=["END"], n=2)
+    world.say("some text")
+    world.turn()
+    assert world.store._texts["r-1"].followed
+    for index in (1, 0):
+        world.hub.finish("r-1", index, "abort")
+    world.turn()
+    assert not world.store._texts["r-1"].followed and not world.stops._known
 
 
 def test_memory_is_bounded_by_dropping_texts_that_are_made_again(

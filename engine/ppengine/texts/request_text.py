@@ -90,6 +90,10 @@ class RequestText:
                for _ in range(context.samples))  # fmt: skip
         return cls(number, list(one))
 
+    def sample(self, index: int) -> SampleText | None:
+        """Return a continuation; None if the request has not that many."""
+        return self.samples[index] if 0 <= index < len(self.samples) else None
+
 
 def text_of(
     prompt: Sequence[int], sampling: SamplingParams, tokenizer: Tokenizer, eos: Collection[int], *, speaks: bool

@@ -83,28 +83,25 @@ class StopFinder:
         if key in self._reading:
             return  # The answer has these tokens, too.
         text = self._store.get(piece.request)
-        if text is None or key not in self._known:
-            self._read(piece, -1 if text is None else text.number)
+        sample = None if text is None or key not in self._known else text.sample(piece.sample)
+        if text is not None and sample is not None and sample.take(piece.offset, piece.token_ids, piece.finish_reason):
+            self._store.weigh(text)
+            self._look(*key)
             return
-        sample = text.samples[piece.sample]
-        if not sample.take(piece.offset, piece.token_ids, piece.finish_reason):
-            self._known.discard(key)
-            self._read(piece, text.number)
-            return
-        self._store.weigh(text)
-        self._look(piece.request, piece.sample)
+        self._known.discard(key)
+        if piece.finish_reason is None:  # The text of one that has ended is made when it is read.
+            self._read(key)
 
-    def _read(self, piece: Piece, number: int) -> None:
-        """Ask the core for all tokens of a sample, unless it has ended: its text is made when it is read."""
-        if piece.finish_reason is not None:
-            return
-        key = piece.request, piece.sample
-        text = self._store.get(piece.request)
-        offset = text.samples[piece.sample].count if text is not None and text.number == number else 0
+    def _read(self, key: Key, *, whole: bool = False) -> None:
+        """Ask the core for the tokens of a sample that are not here, or for the `whole`."""
+        request, index = key
+        text = None if whole else self._store.get(request)
+        sample = None if text is None else text.sample(index)
+        offset, number = (0, -1) if text is None or sample is None else (sample.count, text.number)
         self._reading.add(key)
         question = ReadOutput(
-            nonce=self._core.number(), request=piece.request, sample=piece.sample, offset=offset, since=offset,
-            number=number, console=False,
+            nonce=self._core.number(), request=request, sample=index, offset=offset, since=offset, number=number,
+            console=False,
         )  # fmt: skip
         self._core.ask(question, lambda answer: self._took(key, answer), float("inf"))
 
@@ -114,7 +111,7 @@ class StopFinder:
             return  # It is gone.
         assert isinstance(answer, OutputPart), "an answer is known by its number"
         if self._store.take(answer) is None:
-            self._read(Piece(*key, 0, []), -1)
+            self._read(key, whole=True)
             return
         self._known.add(key)
         self._look(*key)
@@ -128,4 +125,4 @@ class StopFinder:
         elif sample.stopped:
             self.end(request, number)
         # The samples of a request are dropped together, once none of them is followed.
-        text.followed = any(one.reason is None for one in text.samples)
+        text.followed = any((request, index) in self._known for index in range(len(text.samples)))
