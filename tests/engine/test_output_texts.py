@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
+from ppengine.core import outputs
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
 from ppengine.protocol.control import Failed, Fetch
@@ -15,7 +16,7 @@ from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.text_messages import ReadOutput
-from ppengine.texts import text_store
+from ppengine.texts import output_reader, text_store
 from ppengine.texts.core_questions import AGAIN_S
 from ppengine.texts.output_reader import PACE_S
 from text_world import EOS, TextWorld
@@ -120,7 +121,7 @@ def test_a_question_whose_core_ended_is_asked_again(world: TextWorld) -> None:
     assert [answer.text for answer in world.answers] == ["hello"]  # type: ignore[attr-defined]
     world.now += 100
     world.turn()
-    assert len(world.answers) == 1 and world.core.idle
+    assert len(world.answers) == 1 and not world.core.open_count
 
 
 def world_fetch() -> Any:
@@ -145,6 +146,26 @@ def test_a_request_that_has_the_name_of_another_one_has_its_own_text(world: Text
     world.say("ab")
     assert world.fetch().text == "ab"
     assert world.fetch(offset=1, text_offset=1).text == "b"
+
+
+def test_more_questions_than_the_core_lets_wait_are_answered_with_what_is_there(
+    world: TextWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that the core does not let wait must not come back at once, for a minute."""
+    monkeypatch.setattr(output_reader, "WAITING_MOST", 5)
+    monkeypatch.setattr(outputs, "MAX_WAITING", 6)
+    world.open()
+    world.say("x")
+    for _ in range(8):
+        world.reader.fetch(Fetch(nonce=7, request="r-1", offset=1, text_offset=1, wait_ms=60_000))
+    world.turn()
+    assert [answer.token_ids for answer in world.answers] == [[]] * 3  # type: ignore[attr-defined]
+    world.say("y")
+    world.turn()
+    assert [answer.text for answer in world.answers[3:]] == ["y"] * 5  # type: ignore[attr-defined]
+    world.answers.clear()
+    world.ask(offset=2, text_offset=2, wait_ms=60_000)
+    assert world.answers == [], "it waits again"
 
 
 # --- stop texts ---------------------------------------------------------------------------------------------

@@ -74,6 +74,6 @@ class CoreQuestions:
                 self.send(asked.question)
 
     @property
-    def idle(self) -> bool:
-        """Whether no question is open."""
-        return not self._asked
+    def open_count(self) -> int:
+        """Number of open questions."""
+        return len(self._asked)

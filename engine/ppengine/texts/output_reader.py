@@ -15,6 +15,8 @@ from ppengine.texts.text_store import TextStore
 
 PACE_S = 1 / 30
 """Least seconds between two answers about one output: an eye sees no more, and each passes through four processes."""
+WAITING_MOST = 5000
+"""Questions that wait, half of those that the core lets wait; later ones are answered at once."""
 SLICE_MS = 1000
 """Most milliseconds of one question to the core: a console may wait for a minute, and a core may end."""
 
@@ -46,7 +48,8 @@ class OutputReader:
             self._answer(Failed(nonce=question.nonce, code="INVALID", text=text))
             return
         now = self._clock()
-        reading = _Reading(question, now + question.wait_ms / 1e3)
+        full = len(self._paced) + self._core.open_count >= WAITING_MOST
+        reading = _Reading(question, now if full else now + question.wait_ms / 1e3)
         due = self._due(question)
         if now < due < reading.deadline:
             self._paced.append((due, reading))
@@ -66,9 +69,9 @@ class OutputReader:
     def _due(self, question: Fetch) -> float:
         """Return the time from which a question may be answered that waits for tokens of an output that grows."""
         known = self._store.get(question.request)
-        if known is None or not 0 <= question.sample < len(known.samples):
+        sample = None if known is None else known.sample(question.sample)
+        if sample is None:
             return -math.inf
-        sample = known.samples[question.sample]
         grows = sample.reason is None and not sample.stopped and not _lacks(question, sample)
         return sample.answered_at + PACE_S if grows else -math.inf
 
@@ -76,9 +79,7 @@ class OutputReader:
         """Ask the core for the tokens. `again`: from the first on, as texts of others have taken the place."""
         question = reading.question
         text = None if again else self._store.get(question.request)
-        sample = None
-        if text is not None and 0 <= question.sample < len(text.samples):
-            sample = text.samples[question.sample]
+        sample = None if text is None else text.sample(question.sample)
         left_ms = max(0, int(1e3 * (reading.deadline - self._clock())))
         # The core waits for further tokens: it must not if the console lacks some that are here.
         wait_ms = 0 if sample is not None and _lacks(question, sample) else min(left_ms, SLICE_MS)
