@@ -12,6 +12,8 @@ from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.frames import decode_as, encode
 from ppengine.protocol.inspection import RequestDetail
+from ppengine.protocol.sampling import SamplingParams
+from ppengine.protocol.token_ids import TokenIds, compact
 from ppengine.texts.core_questions import CoreQuestions
 from ppengine.texts.request_text import SampleText, text_of
 
@@ -23,16 +25,18 @@ KEPT = 32
 class _Known:
     """The texts of one detail, as far as its tokens went."""
 
-    prompt: list[int]
+    prompt: TokenIds
+    sampling: SamplingParams
     prompt_text: str
     sample: SampleText
-    tokens: list[int] = field(default_factory=list)
+    tokens: TokenIds = field(default_factory=compact)
 
     def begins(self, detail: RequestDetail) -> bool:
         """Return whether the output of `detail` goes on where this one was."""
         count, tokens = len(self.tokens), detail.output_token_ids
-        same = self.prompt == detail.prompt_token_ids and self.tokens == tokens[:count]
-        return same and (self.sample.reason is None or count == len(tokens))
+        same = self.sampling == detail.sampling and self.prompt == compact(detail.prompt_token_ids)
+        more = self.sample.reason is None or count == len(tokens)
+        return same and more and self.tokens == compact(tokens[:count])
 
 
 class DetailReader:
@@ -60,16 +64,17 @@ class DetailReader:
     def _with_texts(self, detail: RequestDetail) -> RequestDetail:
         known = self._known.get(detail.id)
         if known is None or not known.begins(detail):
-            prompt = detail.prompt_token_ids
-            sample = text_of(prompt, detail.sampling, self._tokenizer, self._eos, speaks=True)
-            known = self._known[detail.id] = _Known(prompt, self._tokenizer.decode(prompt), sample)
+            prompt, sampling = detail.prompt_token_ids, detail.sampling
+            sample = text_of(prompt, sampling, self._tokenizer, self._eos, speaks=True)
+            text = self._tokenizer.decode(prompt)
+            known = self._known[detail.id] = _Known(compact(prompt), sampling, text, sample)
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(detail.id)
         sample, over = known.sample, detail.finished_s is not None
         # Only a stop token matters among the reasons.
         sample.take(0, detail.output_token_ids, (detail.why if detail.why == "stop" else "over") if over else None)
-        known.tokens = detail.output_token_ids
+        known.tokens = compact(detail.output_token_ids)
         texts = msgspec.structs.replace(detail, prompt_text=known.prompt_text, output_text=sample.text)
         if sample.stopped:
             texts.output_token_ids, texts.output_tokens = detail.output_token_ids[: sample.kept], sample.kept
