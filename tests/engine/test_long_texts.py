@@ -68,8 +68,9 @@ def test_a_prompt_that_cannot_be_tokenized_is_refused_in_one_line(world, tmp_pat
     assert world.last(world.text("x" * 65)).code == "DOES_NOT_FIT", "refused before it is sent"
 
 
-def test_too_much_text_is_refused_at_once(world, monkeypatch):
+@pytest.mark.parametrize("chat", [False, True])
+def test_too_much_text_is_refused_at_once(world, monkeypatch, chat):
     monkeypatch.setattr(template_process, "WAITING_CHARACTERS", 30)
-    names = [world.text(LONG) for _ in range(4)]
+    names = [world.text(LONG, chat=chat) for _ in range(4)]
     assert world.last(names[3]).code == "BUSY" and "wait for the tokenizer" in world.last(names[3]).error
     assert len(world.ids_of(names[2])) == 1 + len(LONG)

@@ -35,7 +35,7 @@ DEFER_S = 0.2
 WAITING_MOST = 256
 """Chats and texts that wait; later ones are refused."""
 WAITING_CHARACTERS = 2**26
-"""Characters of the texts that wait; later texts are refused."""
+"""Characters of the chats and texts that wait; later ones are refused."""
 
 
 class TooManyChatsError(Exception):
@@ -51,6 +51,8 @@ class _Chat:
     defer: Callable[[str], None] | None
     since: float
     """Time at which it came, in seconds of the clock."""
+    characters: int
+    """Characters of its texts."""
     repeated: bool = False
     """Its first process has ended, so this is the second."""
 
@@ -63,11 +65,6 @@ class _Chat:
     def most_s(self) -> float:
         """Seconds that the child may take."""
         return RENDER_S if isinstance(self.message, Render) else TEXT_S
-
-    @property
-    def characters(self) -> int:
-        """Characters of its texts."""
-        return sum(map(len, self.message.texts)) if isinstance(self.message, Tokenize) else 0
 
     def refusal(self, error: str, code: Literal["INVALID", "BUSY"] = "INVALID") -> Rendered | Tokenized:
         """Return the answer without a text or tokens."""
@@ -139,7 +136,8 @@ class TemplateProcess:
         self, message: Render | Tokenize, end: Callable[[Rendered | Tokenized], None],
         defer: Callable[[str], None] | None,
     ) -> None:  # fmt: skip
-        self._queue.append(_Chat(message, end, defer, self._clock()))
+        texts = message.texts if isinstance(message, Tokenize) else [message.chat.messages, message.chat.tools]
+        self._queue.append(_Chat(message, end, defer, self._clock(), _characters(texts)))
         self._go_on()
 
     def take(self, name: bytes, message: object) -> None:
@@ -267,3 +265,17 @@ class TemplateProcess:
             if chat.defer is not None:
                 chat.defer(f"waits for its {chat.name}")
                 chat.defer = None
+
+
+def _characters(value: object) -> int:
+    """Return the characters of all texts in a value of JSON, which may be deep."""
+    left, count = [value], 0
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            count += len(one)
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            left += one.values()
+    return count
