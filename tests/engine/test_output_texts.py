@@ -168,6 +168,19 @@ def test_more_questions_than_the_core_lets_wait_are_answered_with_what_is_there(
     assert world.answers == [], "it waits again"
 
 
+def test_questions_to_a_core_that_is_stopped_are_refused_beyond_some(
+    world: TextWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is kept for ten seconds and more, and a console may send thousands a second."""
+    monkeypatch.setattr(output_reader, "OPEN_MOST", 5)
+    world.open()
+    for _ in range(8):
+        world.reader.fetch(world_fetch())
+    assert [answer.code for answer in world.answers] == ["BUSY"] * 3  # type: ignore[attr-defined]
+    world.turn()
+    assert len(world.answers) == 8 and world.fetch().text == ""
+
+
 # --- stop texts ---------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ PACE_S = 1 / 30
 """Least seconds between two answers about one output: an eye sees no more, and each passes through four processes."""
 WAITING_MOST = 5000
 """Questions that wait, half of those that the core lets wait; later ones are answered at once."""
+OPEN_MOST = 10_000
+"""Questions that have no answer, as a gateway has; later ones are refused."""
 SLICE_MS = 1000
 """Most milliseconds of one question to the core: a console may wait for a minute, and a core may end."""
 
@@ -47,9 +49,12 @@ class OutputReader:
             text = f"offset {question.offset}, text_offset {question.text_offset}; both must be 0 or more"
             self._answer(Failed(nonce=question.nonce, code="INVALID", text=text))
             return
+        if (count := len(self._paced) + self._core.open_count) >= OPEN_MOST:
+            text = f"{count} questions have no answer of the core; ask again later"
+            self._answer(Failed(nonce=question.nonce, code="BUSY", text=text))
+            return
         now = self._clock()
-        full = len(self._paced) + self._core.open_count >= WAITING_MOST
-        reading = _Reading(question, now if full else now + question.wait_ms / 1e3)
+        reading = _Reading(question, now if count >= WAITING_MOST else now + question.wait_ms / 1e3)
         due = self._due(question)
         if now < due < reading.deadline:
             self._paced.append((due, reading))
