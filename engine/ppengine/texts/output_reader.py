@@ -15,8 +15,9 @@ from ppengine.texts.text_store import TextStore
 
 PACE_S = 1 / 30
 """Least seconds between two answers about one output: an eye sees no more, and each passes through four processes."""
-WAITING_MOST = 5000
-"""Questions that wait, half of those that the core lets wait; later ones are answered at once."""
+WAITING_MOST = 2000
+"""Questions that wait; later ones are answered at once. The core lets five times as many wait, and is asked again
+each second."""
 OPEN_MOST = 10_000
 """Questions that have no answer, as a gateway has; later ones are refused."""
 SLICE_MS = 1000
