@@ -23,7 +23,8 @@ from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import ModelConfig
-from ppengine.core.grammar_process import Ask, GrammarProcess, Masked
+from ppengine.core.grammar_asks import Ask, Masked
+from ppengine.core.grammar_process import GrammarProcess
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import FromGrammars
 from ppengine.protocol.structured_outputs import Grammar, StructuredOutputsParams

@@ -13,15 +13,14 @@ import zmq
 from ppengine.core import grammar_process
 from ppengine.core.child_sockets import ChildSockets
 from ppengine.core.constraints import Constraints
+from ppengine.core.grammar_asks import Ask, Masked
 from ppengine.core.grammar_process import (
     ANSWER_S,
     COMPILES_MOST,
     EXPECTED_MOST,
     START_S,
     STARTS_MOST,
-    Ask,
     GrammarProcess,
-    Masked,
 )
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ppengine.core.grammar_process import Ask
+from ppengine.core.grammar_asks import Ask
 from ppengine.core.mask_processes import make_processes
 from ppengine.protocol.structured_outputs import Grammar
 

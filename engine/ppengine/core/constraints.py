@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ppengine.core.grammar_process import WAITING_MOST, Ask, GrammarProcess, Masked, Taken
+from ppengine.core.grammar_asks import Ask, Masked, Taken
+from ppengine.core.grammar_process import WAITING_MOST, GrammarProcess
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.core.scheduler import Retirement, Scheduler

@@ -13,15 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from ppengine.common.child_process import Child, spawn
 from ppengine.common.one_line import one_line
-from ppengine.core.scheduler.request import Request
+from ppengine.core.grammar_asks import Ask, Masked, Taken, fits
 from ppengine.protocol.frames import encode
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions
 from ppengine.protocol.structured_outputs import Grammar
-from ppengine.protocol.token_mask import TokenMask
 
 log = logging.getLogger("ppengine.core")
 
@@ -46,45 +44,6 @@ WAITING_MOST = 1024
 ENDS_MOST = 2
 """Processes that end with one question alone, until the question is to blame."""
 _NONE: Sequence[int] = ()
-
-
-class Masked(NamedTuple):
-    """Answer to a question: a mask, or the reason why there is none."""
-
-    mask: TokenMask | None = None
-    error: str = ""
-    later: bool = False
-    """Whether it may be asked again later: the grammar is not at fault."""
-    forced: tuple[int, ...] = ()
-    """Tokens that must follow; the mask is of the token behind them."""
-
-
-@dataclass(eq=False, slots=True)
-class Ask:
-    """A question, until its answer. `matcher` 0: the grammar alone is compiled."""
-
-    matcher: int
-    grammar: Grammar
-    tokens: Sequence[int]
-    """All tokens of the output; they do not change meanwhile."""
-    held: Sequence[int]
-    """Tokens that are not allowed as long as others are."""
-    end: Callable[[Masked], None]
-    forced_most: int = 0
-    """Most tokens to take that the grammar forces."""
-    request: Request | None = None
-    """The output; its masks are returned by `take` and do not go to `end`."""
-    given_at: float = 0.0
-    compiles: bool = False
-    """Whether the process may have to compile its grammar."""
-    suspect: bool = False
-    """Whether a process has ended while it was open."""
-    ends: int = 0
-    """Processes that have ended with this question alone."""
-
-
-Taken = tuple[Request, TokenMask, Sequence[int]]
-"""An output, its mask, and the tokens in front of it that its grammar forces."""
 
 
 @dataclass(eq=False)
@@ -174,7 +133,7 @@ class GrammarProcess:
         if isinstance(message, GrammarsReady):
             self._ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
-            if self._good(message):
+            if fits(message, self._given, self._vocabulary):
                 return self._end(message)
             self._lose("has sent a bad answer")
         return []
@@ -253,29 +212,6 @@ class GrammarProcess:
         tokens = list(ask.tokens[known or 0 :])
         grammar = ask.grammar if known is None else None
         return Question(self._count, ask.matcher, grammar, tokens, list(ask.held), ask.forced_most)
-
-    def _good(self, message: Answers) -> bool:
-        """Return whether a stage can use all masks of a message, and its answers fit their questions."""
-        places, errors = message.places, message.errors
-        if len(places) != len(message.numbers) or not all(map(self._fits_stages, message.masks)):
-            return False
-        if min(places, default=0) < -1 or max(places, default=-1) >= len(message.masks):
-            return False
-        lack = {number for number, place in zip(message.numbers, places, strict=True) if place < 0}
-        if lack != errors.keys() or not lack.isdisjoint(message.forced):
-            return False
-        return all(self._fits(number, tokens) for number, tokens in message.forced.items())
-
-    def _fits_stages(self, mask: TokenMask) -> bool:
-        """Return whether a mask has whole words of the vocabulary, and one place each if it has places."""
-        size, most = len(mask.words), 4 * -(-self._vocabulary // 32)
-        return size == most if not mask.places else size == len(mask.places) < most and size % 4 == 0
-
-    def _fits(self, number: int, forced: list[int]) -> bool:
-        """Return whether forced tokens are in the vocabulary, and no more than the answer may have."""
-        ask = self._given.get(number)
-        known = all(0 <= token < self._vocabulary for token in forced)
-        return known and (ask is None or len(forced) <= ask.forced_most)
 
     def _end(self, message: Answers) -> list[Taken]:
         """End the questions of a message; return the masks of outputs that have not ended."""

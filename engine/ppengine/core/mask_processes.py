@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppengine.common.system_memory import keep_freed_memory
-from ppengine.core.grammar_process import Ask, GrammarProcess, Taken
+from ppengine.core.grammar_asks import Ask, Taken
+from ppengine.core.grammar_process import GrammarProcess
 from ppengine.protocol.structured_outputs import Grammar
 
 PROCESSES_MOST = 4
