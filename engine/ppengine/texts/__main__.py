@@ -81,6 +81,8 @@ class Loop:
         self._render = self._context.socket(zmq.ROUTER)
         for socket in (self._gateway, self._front, self._render):
             socket.setsockopt(zmq.LINGER, 0)
+        # The core sends the tokens of all requests at once: libzmq would end the connection at each try.
+        for socket in (self._gateway, self._render):
             socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._bindings = Bindings()
         path = Path(config.endpoint("render").removeprefix("ipc://"))
