@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
-from ppengine.core import outputs
+from ppengine.core import output_parts, outputs
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
-from ppengine.protocol.control import Failed, Fetch
+from ppengine.protocol.control import Failed, Fetch, Logprob
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.sampling import SamplingParams
@@ -166,6 +166,36 @@ def test_more_questions_than_the_core_lets_wait_are_answered_with_what_is_there(
     world.answers.clear()
     world.ask(offset=2, text_offset=2, wait_ms=60_000)
     assert world.answers == [], "it waits again"
+
+
+def test_many_log_probabilities_come_in_several_answers(world: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway takes no message of more than 16 MiB."""
+    monkeypatch.setattr(output_parts, "LOGPROBS_MOST", 3)
+    world.open(logprobs=1)
+    for number, letter in enumerate("abcdefg"):
+        world.hub.push("r-1", 0, ord(letter), Logprob(-float(number)))
+    world.hub.finish("r-1", 0, "length")
+    tokens: list[int] = []
+    seen: list[float] = []
+    while True:
+        part = world.fetch(offset=len(tokens))
+        assert len(part.token_ids) == len(part.logprobs) and part.text == "abcdefg"
+        tokens += part.token_ids
+        seen += [one.chosen for one in part.logprobs]
+        assert (part.finish_reason == "length") == part.finished == (len(tokens) == 7)
+        if part.finished:
+            break
+        assert len(part.token_ids) == 3
+    assert tokens == [ord(letter) for letter in "abcdefg"] and seen == [-float(number) for number in range(7)]
+
+
+def test_a_stop_text_is_looked_for_without_log_probabilities(world: TextWorld) -> None:
+    world.open(logprobs=1, stop=["END"])
+    for letter in "an END":
+        world.hub.push("r-1", 0, ord(letter), Logprob(-1.0))
+        world.turn()
+    assert world.ended[0] == ("r-1", 0) and world.fetch().logprobs == [Logprob(-1.0)] * 6
+    assert world.scored == 0
 
 
 def test_questions_to_a_core_that_is_stopped_are_refused_beyond_some(

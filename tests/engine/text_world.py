@@ -48,6 +48,8 @@ class TextWorld:
         """Whether the core ends them."""
         self.asked: list[msgspec.Struct] = []
         """Questions to the core, the newest last."""
+        self.scored = 0
+        """Log-probabilities that the core has sent for stop texts."""
         self._count = 0
         self.new_hub()
         self.replace()
@@ -97,6 +99,7 @@ class TextWorld:
             while self._to_texts:
                 message = back.decode(self._to_texts.popleft())
                 if isinstance(message, News):
+                    self.scored += sum(len(piece.logprobs) for piece in message.pieces)
                     self.stops.take(message)
                 elif isinstance(message, OutputPart | Inspected | Failed):
                     self.core.take(message)

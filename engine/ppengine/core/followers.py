@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ppengine.core.output_state import Output, Sample
+from ppengine.core.output_state import Output
 from ppengine.protocol.offline import Follow, News, Piece
 from ppengine.protocol.prompt_scores import PromptLogprob
 
@@ -109,18 +109,19 @@ def _pieces(follower: _Follower, output: Output, timings: bool) -> Iterator[Piec
         known, ended = counts[index], sample.finish_reason is not None
         if known != _ENDED and (ended or len(sample.tokens) > known):
             prompt = output.prompt_logprobs if not index and not known else []
-            yield _piece(output.request, index, known, sample, prompt, timings)
+            yield _piece(output, index, known, prompt, timings)
             counts[index] = _ENDED if ended else len(sample.tokens)
     if output.finished:
         del follower.sent[output.request]
 
 
-def _piece(
-    request: str, index: int, offset: int, sample: Sample, prompt: list[PromptLogprob | None], timings: bool
-) -> Piece:
+def _piece(output: Output, index: int, offset: int, prompt: list[PromptLogprob | None], timings: bool) -> Piece:
+    sample = output.samples[index]
     ending = sample.ending
+    # A stop text is looked for in tokens alone: each log-probability has as many bytes as a hundred of them.
+    logprobs = sample.logprobs[offset:] if output.session else []
     return Piece(
-        request, index, offset, sample.tokens[offset:].tolist(), sample.logprobs[offset:], sample.finish_reason,
+        output.request, index, offset, sample.tokens[offset:].tolist(), logprobs, sample.finish_reason,
         "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
         prompt, ending.timings if timings and ending is not None else None,
     )  # fmt: skip

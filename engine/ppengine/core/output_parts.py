@@ -8,6 +8,8 @@ from ppengine.protocol.text_messages import OutputPart, PromptContext, ReadOutpu
 
 TAIL = 16
 """Tokens of the prompt in front of an output that may belong to its first character."""
+LOGPROBS_MOST = 16_384
+"""Log-probabilities of one answer, of some 300 bytes: a gateway takes a message of 16 MiB. Their reader asks again."""
 
 
 def wrong_offsets(question: Fetch | ReadOutput) -> str:
@@ -34,12 +36,15 @@ def answer(question: Fetch | ReadOutput, output: Output) -> Fetched | OutputPart
 
 def _fetched(question: Fetch, output: Output) -> Fetched:
     """Return the tokens for a console, without text: the engine has no tokenizer."""
-    sample = output.samples[question.sample]
+    sample, first = output.samples[question.sample], question.offset
+    tokens, logprobs = sample.tokens[first:], sample.logprobs[first : first + LOGPROBS_MOST]
+    if logprobs:
+        tokens = tokens[: len(logprobs)]
+    ended = sample.finish_reason is not None and first + len(tokens) >= len(sample.tokens)
     return Fetched(
         nonce=question.nonce, request=output.request, sample=question.sample, offset=question.offset,
-        token_ids=sample.tokens[question.offset :].tolist(), text_offset=question.text_offset, text="",
-        finished=sample.finish_reason is not None, finish_reason=sample.finish_reason,
-        logprobs=sample.logprobs[question.offset :], prompt_tokens=len(output.prompt_ids),
+        token_ids=tokens.tolist(), text_offset=question.text_offset, text="", finished=ended,
+        finish_reason=sample.finish_reason if ended else None, logprobs=logprobs, prompt_tokens=len(output.prompt_ids),
         samples=len(output.samples), loss="" if sample.ending is None else sample.ending.info.loss,
     )  # fmt: skip
 
@@ -48,9 +53,10 @@ def _part(question: ReadOutput, output: Output) -> OutputPart:
     """Return the tokens of which the process of texts makes the text."""
     sample, known = output.samples[question.sample], question.number == output.number
     offset = min(question.offset, question.since) if known else 0
+    logprobs = sample.logprobs[question.since : question.since + LOGPROBS_MOST] if question.console else []
     return OutputPart(
         nonce=question.nonce, request=output.request, sample=question.sample, number=output.number, offset=offset,
-        token_ids=sample.tokens[offset:], logprobs=sample.logprobs[question.since :],
+        token_ids=sample.tokens[offset:], logprobs=logprobs,
         finish_reason=sample.finish_reason, prompt_tokens=len(output.prompt_ids),
         loss="" if sample.ending is None else sample.ending.info.loss, context=None if known else _context(output),
     )  # fmt: skip

@@ -86,7 +86,7 @@ class OutputPart(msgspec.Struct, tag="output-part", kw_only=True):
     offset: int
     token_ids: TokenIds
     logprobs: list[Logprob] = []
-    """Those from `since` on."""
+    """Those from `since` on, of which there may be more."""
     finish_reason: str | None = None
     prompt_tokens: int = 0
     loss: str = ""

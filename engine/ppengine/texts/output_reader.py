@@ -116,12 +116,14 @@ class OutputReader:
             return
         sample.answered_at = self._clock()
         tokens = part.token_ids[question.offset - part.offset : max(0, sample.kept - part.offset)].tolist()
+        if 0 < len(part.logprobs) < len(tokens):  # The core answers with some of them.
+            tokens, ended = tokens[: len(part.logprobs)], False
         self._answer(
             Fetched(
                 nonce=question.nonce, request=part.request, sample=part.sample, offset=question.offset,
                 token_ids=tokens, text_offset=question.text_offset,
                 text=sample.text[question.text_offset : sample.shown], finished=ended,
-                finish_reason=sample.finish_reason, logprobs=part.logprobs[: len(tokens)],
+                finish_reason=sample.finish_reason if ended else None, logprobs=part.logprobs[: len(tokens)],
                 prompt_tokens=part.prompt_tokens, samples=len(text.samples), loss=part.loss,
             )
         )  # fmt: skip
