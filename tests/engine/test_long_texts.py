@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import chat_world
 import pytest
 from chat_world import ChatWorld, renderers
 from engines import wait_until
@@ -74,3 +75,13 @@ def test_too_much_text_is_refused_at_once(world, monkeypatch, chat):
     names = [world.text(LONG, chat=chat) for _ in range(4)]
     assert world.last(names[3]).code == "BUSY" and "wait for the tokenizer" in world.last(names[3]).error
     assert len(world.ids_of(names[2])) == 1 + len(LONG)
+
+
+def test_a_long_prompt_that_cannot_fit_is_refused_without_its_tokens(world):
+    """The answer with them may be larger than a message: the gateway would never get it, and ask again for ever."""
+    text = "x" * (chat_world.MAX_MODEL_LEN - 2)
+    assert len(world.ids_of(world.text(text))) == chat_world.MAX_MODEL_LEN - 1
+    for chat in (False, True):
+        end = world.end_of(world.text(text + "x", chat=chat))
+        assert end.submit is None and end.code == "DOES_NOT_FIT"
+        assert end.error == "the prompt has 64 tokens, max_model_len is 64; at most 63 would fit"

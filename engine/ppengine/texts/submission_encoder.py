@@ -27,7 +27,7 @@ class SubmissionEncoder:
         self, tokenizer: Tokenizer, max_model_len: int, templates: TemplateProcess, answer: Callable[[Encoded], None]
     ) -> None:
         self._tokenizer, self._encoder = tokenizer, PromptEncoder(tokenizer, max_model_len)
-        self._templates, self._answer = templates, answer
+        self._max_model_len, self._templates, self._answer = max_model_len, templates, answer
         self._open: dict[str, Submit] = {}
         """Submissions that wait for the child, with the tokens of their bad words, by id."""
 
@@ -102,7 +102,13 @@ class SubmissionEncoder:
         self._answer(Encoded(id=name, error=answer.error, code=answer.code))
 
     def _end(self, name: str, ids: list[int]) -> None:
-        self._answer(Encoded(id=name, submit=by_tokens(self._open.pop(name), ids)))
+        submit, count, most = self._open.pop(name), len(ids), self._max_model_len
+        if count < most:
+            self._answer(Encoded(id=name, submit=by_tokens(submit, ids)))
+            return
+        # The core would refuse it, but the tokens may be larger than a message.
+        text = f"the prompt has {count} tokens, max_model_len is {most}; at most {most - 1} would fit"
+        self._answer(Encoded(id=name, error=text, code="DOES_NOT_FIT"))
 
 
 def by_tokens(submit: Submit, ids: list[int]) -> Submit:
