@@ -32,6 +32,7 @@ class Desk:
         self.core: list[Command] = []
         self.texts: list[Encode] = []
         self.got: list[object] = []
+        self.tries = 0
         self.connected, self.away, self.core_gone, self.now = True, "", "", 100.0
         events = EventLog(lambda _: None)
         audit, lease = AuditLog(folder, "engine", "id", {}), ControlLease(folder / "lease.json", events.say, bool)
@@ -61,6 +62,7 @@ class Desk:
 
     def send_texts(self, message: msgspec.Struct) -> bool:
         assert isinstance(message, Encode)
+        self.tries += 1
         if self.connected:
             self.texts.append(message)
         return self.connected
@@ -178,6 +180,17 @@ def test_a_process_that_does_not_come_back_refuses_texts(desk: Desk) -> None:
     assert [type(one) for one in desk.got] == [Deferred]
     desk.wait(2)
     assert desk.got[1:] == [Refused(id="c1", code="BUSY", text=GONE)]
+
+
+def test_a_text_that_is_not_taken_is_tried_a_few_times_a_second(desk: Desk) -> None:
+    """The gateway takes hundreds of turns a second, and each try makes a message of the whole text."""
+    desk.connected = False
+    desk.say()
+    desk.wait(2)
+    assert 4 < desk.tries < 10
+    desk.connected = True
+    desk.wait(0.5)
+    assert len(desk.texts) == 1
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(desk: Desk) -> None:

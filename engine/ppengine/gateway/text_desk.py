@@ -24,6 +24,8 @@ DEFER_S = 0.2
 """Seconds after which a command that still waits is reported as deferred."""
 AGAIN_S = 10.0
 """Seconds after which an unanswered submission is sent again: its answer may be lost with a gateway."""
+TRY_S = 0.25
+"""Seconds between two tries to send what that process does not take: each makes a message of up to 16 MiB."""
 AWAY_S = 30.0
 """Seconds for which a command waits for a process of texts that is restarted."""
 SILENT_S = 10.0
@@ -49,8 +51,10 @@ class _Waiting:
     kept: Kept
     message: Encode
     since: float
-    sent_at: float | None = None
-    """Time of the newest sending; None: it waits for a process that takes it."""
+    tried_at: float = 0.0
+    """Time of the newest try to send it."""
+    sent: bool = False
+    """Whether that was taken; otherwise it waits for a process that takes it."""
     pid: int | None = None
     """Process that got it last; None: not known, or none."""
     ends: int = 0
@@ -141,13 +145,13 @@ class TextDesk:
             if one.kept.over:
                 del self._waiting[one.message.id]
                 continue
-            if one.sent_at is None or now - one.sent_at > AGAIN_S:
+            if now - one.tried_at > (AGAIN_S if one.sent else TRY_S):
                 self._send(one)
             silent_s = now - max(self._alive_at, one.since)
             away = self._engine.texts_away()
-            if (away or one.sent_at is None) and now - one.since > AWAY_S and silent_s > SILENT_S:
+            if (away or not one.sent) and now - one.since > AWAY_S and silent_s > SILENT_S:
                 self._refuse(one, away or "the process of texts has not started")
-            elif not away and one.sent_at is not None and silent_s > SILENT_S:
+            elif not away and one.sent and silent_s > SILENT_S:
                 self._refuse(one, f"the process of texts{self._words()} has not answered for {silent_s:.0f} s")
             elif not one.deferred and now - one.since > DEFER_S:
                 one.deferred = True
@@ -159,7 +163,7 @@ class TextDesk:
         return min((one.since + DEFER_S for one in self._waiting.values() if not one.deferred), default=None)
 
     def _wait_of(self, one: _Waiting, away: str) -> str:
-        if away or one.sent_at is None:
+        if away or not one.sent:
             return away or "waits for the process of texts, which starts"
         if self._clock() - self._alive_at > 2.0:
             return f"waits for the process of texts{self._words()}, which does not answer"
@@ -169,9 +173,9 @@ class TextDesk:
         return "" if self._pid is None else f" (pid {self._pid})"
 
     def _send(self, one: _Waiting) -> None:
-        sent = not self._engine.texts_away() and self._engine.send_texts(one.message)
-        one.sent_at = self._clock() if sent else None
-        if sent:
+        one.tried_at = self._clock()
+        one.sent = not self._engine.texts_away() and self._engine.send_texts(one.message)
+        if one.sent:
             one.pid = self._pid
 
     def _refuse(self, one: _Waiting, text: str, *, failed: bool = False) -> None:
