@@ -71,6 +71,24 @@ def test_a_stopped_gateway_is_named_and_the_engine_s_own_python_is_asked(tree: t
     assert any("the rings cannot be read" in line for line in lines), "/nowhere has no engine.json"
 
 
+def test_http_processes_and_those_for_grammars_are_listed() -> None:
+    child = (
+        "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)',"
+    )
+    code = f"{child} *sys.argv[2].split('+')]).pid, flush=True); time.sleep(600)"
+    for words, name in (("ppengine.http+--role+http1", "http1"), ("ppengine.grammar", "grammar")):
+        command = [sys.executable, "-c", code, "ppengine.supervisor", words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+            assert supervisor.stdout is not None
+            pid = int(supervisor.stdout.readline())
+            try:
+                listed = [(one.name, one.pid) for one in processes_of(record(supervisor.pid))]
+                assert listed == [("supervisor", supervisor.pid), (name, pid)]
+            finally:
+                os.kill(pid, signal.SIGKILL)
+                supervisor.kill()
+
+
 def test_a_gateway_that_is_gone_or_sleeps_is_named(tree: tuple[EngineRecord, list[int]]) -> None:
     engine, (gateway, core, *_) = tree
     # On a crowded machine it may not have come to its sleep yet.

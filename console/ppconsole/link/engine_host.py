@@ -17,7 +17,8 @@ from ppengine.protocol.stage_samples import AgentReport, StageSample
 _MODULES = {
     "ppengine.supervisor": "supervisor", "ppengine.gateway": "gateway", "ppengine.core": "core",
     "ppengine.agent": "agent", "ppengine.stage.worker": "stage", "ppengine.shadow": "shadow",
-    "ppengine.templates": "templates", "ppengine.store": "store", "ppengine.texts": "texts",
+    "ppengine.templates": "templates", "ppengine.grammar": "grammar", "ppengine.texts": "texts",
+    "ppengine.http": "http", "ppengine.store": "store",
     "ppengine.supervisor.launch.forkserver": "forkserver", "ppengine.supervisor.launch.ray_driver": "ray",
 }  # fmt: skip
 _LOOK_S = 10.0
@@ -94,17 +95,18 @@ def processes_of(record: EngineRecord) -> list[HostProcess]:
     pids = [record.pid, *_descendants(record.pid)]
     before, begun = {pid: _stat(pid) for pid in pids}, time.monotonic()
     time.sleep(_APART_S)
-    found = []
+    found, order = [], list(_MODULES.values())
     for pid in pids:
         words, stat, old = _words(pid), _stat(pid), before[pid]
-        role = next((_MODULES[word] for word in words if word in _MODULES), "")
-        if stat is None or not role:
+        kind = next((_MODULES[word] for word in words if word in _MODULES), "")
+        if stat is None or not kind:
             continue
+        role = words[words.index("--role") + 1] if "--role" in words[:-1] else kind
         cpu = 0.0 if old is None else (stat[1] - old[1]) / _TICKS / (time.monotonic() - begun)
         stage = int(words[words.index("--stage") + 1]) if role == "stage" and "--stage" in words[:-1] else None
-        found.append(HostProcess(pid, role, stage, stat[0], _tracer(pid), _wchan(pid), round(cpu, 2)))
-    order = list(_MODULES.values())
-    return sorted(found, key=lambda process: (order.index(process.role), process.stage or 0))
+        process = HostProcess(pid, role, stage, stat[0], _tracer(pid), _wchan(pid), round(cpu, 2))
+        found.append((order.index(kind), stage or 0, process))
+    return [process for *_, process in sorted(found, key=lambda each: each[:2])]
 
 
 def _descendants(pid: int) -> Iterator[int]:
