@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from diagnosis_world import evidence, healthy, with_stage
-from monitor_helpers import until
+from monitor_helpers import core_report, make_config, remove, until
+from msgspec.structs import replace
 from ppengine.common.procfs import read_stat
 from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.evidence import CoreEvidence
 from ppengine.diagnosis.helper_evidence import HelperEvidence
+from ppengine.diagnosis.tracker import EvidenceTracker
 from ppengine.gateway.helper_watch import HelperWatch, Sign
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.snapshot import Verdict
@@ -73,6 +76,36 @@ def test_a_stage_comes_first_and_an_end_says_it_all() -> None:
     assert not found(stopped, stopping=True)
     gone = CoreEvidence(role="supervisor", pid=6, exit_code=-9, dead_for_s=1.0)
     assert [verdict.cause for verdict in found(stopped, core=gone)] == ["core"]
+
+
+def test_a_stopped_child_of_the_core_is_the_cause_why_nothing_is_scheduled() -> None:
+    config, tracker = make_config(), EvidenceTracker(2, 10.0)
+    child = HelperEvidence(role="grammar", parent="core", pid=9, process_state="T")
+
+    def judged(at_s: float, *helpers: HelperEvidence) -> list[Verdict]:
+        report = core_report(config, mono_ns=int(at_s * SECOND), steps_in_flight=[])
+        report.queues.running = 1
+        return diagnose(tracker.build(report.mono_ns, report, {}, None, (5, "S"), helpers=helpers))
+
+    assert not judged(10) and [verdict.cause for verdict in judged(14)] == ["core"]
+    (verdict,) = judged(15, replace(child, stopped_for_s=4.5))
+    assert verdict.summary == "grammar (child of core, pid 9) is stopped by a signal (state T)"
+    assert verdict.suggest == "kill -CONT 9" and "requests that need it wait" in verdict.evidence[1]
+    assert not judged(16) and not judged(17), "the next one begins"
+    assert [verdict.cause for verdict in judged(20)] == ["core"]
+    remove(config)
+
+
+def test_children_of_the_core_are_found_by_their_modules() -> None:
+    """A child of this test has the command line of a process for grammars."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ppengine.grammar"]) as child:
+        try:
+            core = ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid())
+            found = {seen.pid: seen for seen in HelperWatch([], []).look(SECOND, [core], {})}
+            seen = found[child.pid]  # Other tests of this process may have left children, too.
+            assert (seen.role, seen.parent, seen.silent_for_s) == ("grammar", "core", 0.0)
+        finally:
+            child.kill()
 
 
 @pytest.fixture

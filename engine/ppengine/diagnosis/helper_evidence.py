@@ -1,4 +1,7 @@
-"""Evidence of processes beside the pipeline: HTTP, texts, supervisor and agent. Steps go on without."""
+"""Evidence of processes beside the pipeline: HTTP, texts, supervisor, agent, and children of core, HTTP and texts.
+
+Steps go on without them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ class HelperEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """One such process, which runs."""
 
     role: str
-    """Name in the engine, as `http0`."""
+    """Name in the engine, as `http0`; of a child, that of its package."""
+    parent: str = ""
+    """Role of the process whose child it is; empty: the supervisor's."""
     pid: int
     process_state: str | None = None
     """State letter; None: not known."""
@@ -20,7 +25,7 @@ class HelperEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stopped_for_s: float | None = None
     """Since the first of an unbroken run of stops and frosts; None: it is not stopped."""
     silent_for_s: float = 0.0
-    """Age of its newest report, or of its first sight before it."""
+    """Age of its newest report, or of its first sight before it; children send none."""
     reported: bool = True
     """Whether a report has come since it began."""
     open: int = 0

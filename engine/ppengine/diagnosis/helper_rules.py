@@ -51,7 +51,7 @@ def helpers(case: Case) -> list[Verdict]:
 
 def _trouble(one: HelperEvidence) -> _Trouble | None:
     """Return the fault of a process: a signal, a tracer or a cgroup has stopped it, or it sends no reports."""
-    name = f"{one.role} ({'' if one.role in _EFFECTS else 'HTTP process, '}pid {one.pid})"
+    name = f"{one.role} ({_kind(one)}pid {one.pid})"
     state = f"pid {one.pid}: process state {one.process_state or 'unknown'}"
     stopped, silent = one.stopped_for_s or 0.0, one.silent_for_s
     if one.frozen and stopped >= STOPPED_AFTER_S:
@@ -70,8 +70,16 @@ def _trouble(one: HelperEvidence) -> _Trouble | None:
     return _Trouble(f"{name} {how}", stopped or silent, [state, _effect(one)], suggest)
 
 
+def _kind(one: HelperEvidence) -> str:
+    if one.parent:
+        return f"child of {one.parent}, "
+    return "" if one.role in _EFFECTS else "HTTP process, "
+
+
 def _effect(one: HelperEvidence) -> str:
     """Return the work that waits for a process."""
+    if one.parent:
+        return "requests that need it wait until another one takes its place; the others go on"
     if one.role in _EFFECTS:
         return _EFFECTS[one.role]
     share = "new connections wait" if one.of == 1 else f"1 of {one.of} new connections waits"

@@ -16,6 +16,7 @@ from ppengine.diagnosis.budgets import HELD_S, UNSEEN_AFTER_S, expected_ms
 from ppengine.diagnosis.device_evidence import aged_stream
 from ppengine.diagnosis.evidence import CoreEvidence, Evidence, Key, Stack, StageEvidence
 from ppengine.diagnosis.fault_log import End, FaultLog
+from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.diagnosis.process_history import ProcessHistory, Run, Sighting
 from ppengine.protocol.reports import CoreReport, ProcessInfo, ProcessReport, StageView
 from ppengine.protocol.stage_lifecycle import FIRST_GENERATION
@@ -57,6 +58,7 @@ class EvidenceTracker:
         core_frozen: str = "",
         agent: tuple[int, str | None] | None = None,
         stacks: Mapping[tuple[int | None, int], Stack] | None = None,
+        helpers: tuple[HelperEvidence, ...] = (),
         stopping: bool = False,
     ) -> Evidence:
         """Return the evidence at `now_ns`. `core_state`: pid and state letter of the core.
@@ -84,6 +86,8 @@ class EvidenceTracker:
         stages = tuple(replace(stage, stack=known.get((stage.stage, stage.pid or 0))) for stage in stages)
         if core_state is not None:
             core_state = core_state[0], _stop_state(core_state[1], core_frozen)
+        if any(each.parent == "core" and each.stopped_for_s is not None for each in helpers):
+            self._unscheduled = None  # Requests may wait for it, as for the one that makes masks.
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
         seen = replace(seen, frozen=core_frozen)
         if (gone := faults.core_end(now_ns)) is not None:
@@ -105,6 +109,7 @@ class EvidenceTracker:
             ),
             stopping=stopping,
             agent=agent,
+            helpers=helpers,
         )
 
     def restart_clock(self, now_ns: int) -> None:

@@ -233,6 +233,7 @@ class Collector:
             now_ns, self.core, glanced(self._sightings, now_ns), self.processes.report, core_state, faults=self._faults,
             core_tracer=core_tracer, core_frozen=core_frozen, stacks=stacks, stopping=stopping,
             agent=silent_agent(self.processes.listed) if self.agent_missing() else None,
+            helpers=self._helper_evidence(now_ns),
         )  # fmt: skip
         # XIDs come up to a second late, when the stage may be dead already.
         gpus, cards = self._gpus, self._cards()
@@ -243,7 +244,7 @@ class Collector:
         shortages = self._shortages.look(self.processes.listed)
         self._evidence = msgspec.structs.replace(
             evidence, stages=stages, shortages=shortages, silent_head=self.processes.silent_head,
-            tiers=self._tier_evidence(now_ns), helpers=self._helper_evidence(now_ns),
+            tiers=self._tier_evidence(now_ns),
         )  # fmt: skip
         before, self.verdicts = self.verdicts, diagnose(self._evidence)
         news = self._say_verdicts(before)

@@ -1,15 +1,23 @@
-"""Looks at the processes beside the pipeline: their kernel state, and the ages of their reports."""
+"""Looks at the processes beside the pipeline: their kernel state, and the ages of their reports.
+
+Children of core, HTTP processes and texts, as those for grammars, send no report to the gateway: their state counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from ppengine.common.cgroup_limits import frozen_by
-from ppengine.common.procfs import cgroups, read_stat, tracer
+from ppengine.common.procfs import cgroups, children, read_stat, tracer
 from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.stage_samples import TRACED
+
+CHILDREN_NS = 1_000_000_000
+"""Nanoseconds between two looks for children."""
 
 
 class Sign(NamedTuple):
@@ -24,7 +32,12 @@ class HelperWatch:
 
     def __init__(self, http_roles: Iterable[str], text_roles: Iterable[str]) -> None:
         self._http_roles = list(http_roles)
+        self._parents = {"core", *self._http_roles, *text_roles}
         self._roles = {*self._http_roles, *text_roles, "supervisor", "agent"}
+        self._children: dict[int, tuple[int, str]] = {}
+        """Parents and modules of the newest look for children, by pid."""
+        self._children_ns = 0
+        """Time of that look."""
         self._first: dict[int, int] = {}
         """Time of the first look at each process, by pid."""
         self._from: dict[int, int] = {}
@@ -38,13 +51,22 @@ class HelperWatch:
 
     def look(self, now_ns: int, listed: Iterable[ProcessInfo], signs: Mapping[str, Sign]) -> tuple[HelperEvidence, ...]:
         """Return the evidence on those of `listed` that run on this host. `signs`: the newest reports, by role."""
-        present = [
-            one for one in listed if one.role in self._roles and one.pid and not one.node and one.exit_code is None
-        ]
-        self._first = {one.pid: self._first.get(one.pid, now_ns) for one in present}
+        here = [one for one in listed if one.pid and not one.node and one.exit_code is None]
+        present = [one for one in here if one.role in self._roles]
+        parents = {one.pid: one.role for one in here if one.role in self._parents}
+        if now_ns - self._children_ns >= CHILDREN_NS:
+            self._children, self._children_ns = children(parents), now_ns
+        born = [
+            (parents[parent], ProcessInfo(role=module.split(".")[1], stage=None, rank=None, pid=pid))
+            for pid, (parent, module) in self._children.items() if parent in parents
+        ]  # fmt: skip
+        pids = [one.pid for one in present] + [one.pid for _, one in born]
+        self._first = {pid: self._first.get(pid, now_ns) for pid in pids}
         self._from = {pid: self._from.get(pid, first) for pid, first in self._first.items()}
         self._stopped = {pid: since for pid, since in self._stopped.items() if pid in self._first}
-        return tuple(self._look(now_ns, one, signs.get(one.role)) for one in present)
+        found = [self._look(now_ns, one, signs.get(one.role)) for one in present]
+        found += [replace(self._look(now_ns, one, None), parent=role, silent_for_s=0.0) for role, one in born]
+        return tuple(found)
 
     def _look(self, now_ns: int, one: ProcessInfo, sign: Sign | None) -> HelperEvidence:
         stat = read_stat(one.pid)
