@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request, stuck_snapshot
-from ppconsole.cli import effects
+from ppconsole.cli import effects, host_report
 from ppconsole.model import memory_change
 from ppconsole.view.commands import cli_line, shell_line
 from ppengine.protocol import discovery, kept_files
@@ -355,9 +355,12 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeGateway], None]:
 
 def test_a_stop_that_takes_too_long_is_reported(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effects, "STOP_S", 0.2)
-    run = cli("stop")
-    assert run.code == 5 and run.out.startswith("stop applied")
-    assert run.err.endswith(f"error: engine {fake.id} is stopping and has not ended in 0.2 s\n")
+    monkeypatch.setattr(host_report, "held_up", lambda record: ["the supervisor is stopped"])
+    for options, seconds in (([], 0.2), (["--timeout", "0.9"], 0.9)):
+        run = cli("stop", *options)
+        assert run.code == 5 and run.out.startswith("stop applied")
+        text = f"error: engine {fake.id} is stopping and has not ended in {seconds} s; the supervisor is stopped\n"
+        assert run.err.endswith(text)
 
 
 @pytest.mark.parametrize(("arguments", "verb"), VERBS, ids=[" ".join(arguments) for arguments, _ in VERBS])

@@ -89,6 +89,14 @@ def test_http_processes_and_those_for_grammars_are_listed() -> None:
                 supervisor.kill()
 
 
+def test_a_stop_that_is_held_up_says_by_which_process(tree: tuple[EngineRecord, list[int]]) -> None:
+    engine, _ = tree
+    assert host_report.held_up(engine) == []
+    os.kill(engine.pid, signal.SIGSTOP)
+    stopped = f"the supervisor (pid {engine.pid}) is stopped by a signal (state T); try: kill -CONT {engine.pid}"
+    until(lambda: host_report.held_up(engine) == [stopped])
+
+
 def test_a_gateway_that_is_gone_or_sleeps_is_named(tree: tuple[EngineRecord, list[int]]) -> None:
     engine, (gateway, core, *_) = tree
     # On a crowded machine it may not have come to its sleep yet.

@@ -126,9 +126,13 @@ async def send(link: EngineLink, verb: Verb, common: Common, effect: Effect) -> 
         return show_refused(end, name, common)
     code = show_outcome(end, name, common)
     ends = row.ends_engine and end.state == "applied" and not link.record.remote
-    if ends and not await has_ended(link.record, STOP_S):
+    within_s = common.timeout or STOP_S
+    if ends and not await has_ended(link.record, within_s):
         # Its name is free, and its memory, behind its end alone.
-        raise exits.Failure(f"engine {link.record.id} is stopping and has not ended in {STOP_S:g} s", exits.TIMEOUT)
+        from ppconsole.cli.host_report import held_up
+
+        text = f"engine {link.record.id} is stopping and has not ended in {within_s:g} s"
+        raise exits.Failure("; ".join([text, *held_up(link.record)]), exits.TIMEOUT)
     return code
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.stage_samples import StageSample
 
-from ppconsole.link.engine_host import HostLook, HostProcess, look
+from ppconsole.link.engine_host import HostLook, HostProcess, look, processes_of
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 
@@ -60,6 +60,15 @@ def _verdicts(found: HostLook) -> list[dict[str, Any]]:
         text = f"the gateway (pid {gateway.pid}) does not answer: it {doing}"
         verdicts.insert(0, _verdict(gateway, text, f"py-spy dump --pid {gateway.pid}"))
     return verdicts
+
+
+def held_up(record: EngineRecord) -> list[str]:
+    """Return why processes of an engine on this host do not go on, each with the shell line that mends it."""
+    return [
+        f"the {one.name} (pid {one.pid}) {one.trouble}{f'; try: {one.mend}' if one.mend else ''}"
+        for one in processes_of(record)
+        if one.trouble
+    ]
 
 
 def _sleep(process: HostProcess) -> str:
