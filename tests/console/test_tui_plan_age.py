@@ -208,3 +208,20 @@ async def test_the_fate_of_requests_is_on_the_smallest_screen() -> None:
         await rig.until(lambda: isinstance(rig.app.screen, Confirm) and "KV 812" in rig.board("dialog-body"))
         assert "every request keeps its blocks" in rig.screen() and "Cancel" in rig.screen()
         assert "more lines: the terminal is too low" in rig.screen()
+
+
+@pytest.mark.parametrize("theme", ["pp-dark", "ansi-dark"])
+async def test_a_button_keeps_its_one_row_in_any_theme(theme: str) -> None:
+    async with console() as rig:
+        rig.app.theme = theme
+        dialog = await rig.confirm("a")
+        button = dialog.query_one("#confirm", Button)
+        button.add_class("-active")  # It is pressed.
+        await rig.pilot.pause(0.02)
+        assert button.outer_size.height == 1
+        button.remove_class("-active")
+        dialog.busy = True  # The verb is under way, which turns the button off.
+        await later(rig, 0.1)
+        assert button.disabled
+        await rig.pilot.pause(0.02)
+        assert button.outer_size.height == 1
