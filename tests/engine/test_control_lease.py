@@ -95,7 +95,7 @@ def test_a_lease_refuses_the_changes_of_others_and_nothing_else(shared, pair):
         assert isinstance(refused, Refused) and refused.code == "LEASED"
         assert refused.text.startswith("key operator-key (olga) holds the control lease for ")
         assert refused.text.endswith(" s more; ppconsole lease take --force takes it over")
-    for verb, fields in ((Submit(prompt="x"), {}), (Pause(), {"dry_run": True})):
+    for verb, fields in ((Submit(prompt_token_ids=[1]), {}), (Pause(), {"dry_run": True})):
         assert isinstance(forwarded(shared, admin, verb, **fields), Command)
     assert isinstance(forwarded(shared, operator, Pause()), Command)
     assert answers(admin, Lease(action="release")).code == "LEASED"
