@@ -263,7 +263,7 @@ async def test_a_stop_text_is_found_with_nobody_reading(engine: Served) -> None:
     "roles", [["texts"], ["core"], ["gateway"], ["texts", "core"], ["texts", "gateway"]], ids="-".join
 )
 async def test_kills_lose_no_stop_text_that_has_not_come(killed: Served, roles: list[str]) -> None:
-    """One request is read as it grows, and nobody reads the other."""
+    """One request is read as it grows, the other is not read."""
     engine = killed
     async with engine.operator() as op:
         cuts = [await late_stop(op, prompt) for prompt in (PROMPT, "The king")]
@@ -305,7 +305,7 @@ async def test_tokens_go_on_while_the_process_is_stopped_and_their_readers_hear_
         assert end.request is not None
         with engine.stopped("texts"):
             await op.until(
-                lambda picture: picture.requests_total == 0, "it writes all that it may: nobody finds its stop"
+                lambda picture: picture.requests_total == 0, "it writes all that it may: its stop text is not found"
             )
             with pytest.raises(QueryFailed, match="the process of texts gave no answer in time") as failed:
                 await op.link.fetch(end.request, wait_ms=0)

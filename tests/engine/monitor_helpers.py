@@ -179,7 +179,7 @@ def stage(index: int, **changes: Any) -> StageEvidence:
 
 
 class FakeCore:
-    """The core's sockets: says that it serves, keeps what comes on `front`, answers what it is told to."""
+    """The core's sockets: says that it serves, keeps what comes on `front`, answers as a test wants."""
 
     def __init__(self, context: zmq.Context[Any], config: EngineConfig) -> None:
         self.config = config
@@ -228,7 +228,7 @@ class FakeCore:
 
 
 class FakeTexts:
-    """The socket of the process of texts: keeps what comes, and answers what it is told to."""
+    """The socket of the process of texts: keeps what comes, and answers as a test wants."""
 
     def __init__(self, context: zmq.Context[Any], config: EngineConfig, pid: int = 77) -> None:
         self._pid = pid

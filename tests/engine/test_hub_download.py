@@ -126,7 +126,7 @@ def test_a_download_goes_on_in_the_next_process(hub: Hub) -> None:
 
 
 def test_files_that_are_here_are_checked_with_progress_until_a_stop(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large model it takes minutes; an operator sees it, and can end it."""
+    """A large model takes minutes; an operator sees that, and can end it."""
     model = model_of("modelscope")
     fetched(model)
     folder = Path(model.path)
