@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from diagnosis_world import evidence, healthy, with_stage
@@ -100,6 +101,8 @@ def test_children_of_the_core_are_found_by_their_modules() -> None:
     """A child of this test has the command line of a process for grammars."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ppengine.grammar"]) as child:
         try:
+            # A process that begins has no command line for a moment.
+            until(lambda: b"ppengine.grammar" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             core = ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid())
             found = {seen.pid: seen for seen in HelperWatch([], []).look(SECOND, [core], {})}
             seen = found[child.pid]  # Other tests of this process may have left children, too.

@@ -30,8 +30,6 @@ TEXT_CPU_S, TEXT_S = 20, 60.0
 """The same for the tokens of a text, with the load of the tokenizer; a megabyte takes about 0.5 s."""
 START_S = 30.0
 """Seconds for the start of the process, which imports Jinja on a machine that may be busy."""
-DEFER_S = 0.2
-"""Seconds after which a chat that still waits is reported as deferred."""
 WAITING_MOST = 256
 """Chats and texts that wait; later ones are refused."""
 WAITING_CHARACTERS = 2**26
@@ -44,13 +42,10 @@ class TooManyChatsError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Chat:
-    """One chat, or texts, and the functions that take the end and the reason of the wait."""
+    """One chat, or texts, and the function that takes the end."""
 
     message: Render | Tokenize
     end: Callable[[Rendered | Tokenized], None]
-    defer: Callable[[str], None] | None
-    since: float
-    """Time at which it came, in seconds of the clock."""
     characters: int
     """Characters of its texts."""
     repeated: bool = False
@@ -112,32 +107,24 @@ class TemplateProcess:
             raise TooManyChatsError(f"prompts of {waiting} characters wait for the tokenizer; submit it again later")
 
     def render(
-        self, chat: Chat, most: int, end: Callable[[Rendered | Tokenized], None],
-        defer: Callable[[str], None] | None = None,
+        self, chat: Chat, most: int, end: Callable[[Rendered | Tokenized], None]
     ) -> None:  # fmt: skip
-        """Queue a chat. `end` takes its text of `most` characters at most, or the reason why there is none.
-
-        `defer` takes the reason of a wait that is longer than usual.
-        """
-        self._add(Render(number=self._next(), chat=chat, most=most, cpu_s=CPU_S), end, defer)
+        """Queue a chat. `end` takes its text of `most` characters at most, or the reason why there is none."""
+        self._add(Render(number=self._next(), chat=chat, most=most, cpu_s=CPU_S), end)
 
     def tokenize(
-        self, texts: list[str], end: Callable[[Rendered | Tokenized], None],
-        defer: Callable[[str], None] | None = None, *, special: bool = True,
+        self, texts: list[str], end: Callable[[Rendered | Tokenized], None], *, special: bool = True
     ) -> None:  # fmt: skip
-        """Queue texts. `end` takes the tokens of each, with the `special` ones of a prompt; `defer` as in `render`."""
-        self._add(Tokenize(number=self._next(), texts=texts, special=special, cpu_s=TEXT_CPU_S), end, defer)
+        """Queue texts. `end` takes the tokens of each, with the `special` ones of a prompt."""
+        self._add(Tokenize(number=self._next(), texts=texts, special=special, cpu_s=TEXT_CPU_S), end)
 
     def _next(self) -> int:
         self._count += 1
         return self._count
 
-    def _add(
-        self, message: Render | Tokenize, end: Callable[[Rendered | Tokenized], None],
-        defer: Callable[[str], None] | None,
-    ) -> None:  # fmt: skip
+    def _add(self, message: Render | Tokenize, end: Callable[[Rendered | Tokenized], None]) -> None:
         texts = message.texts if isinstance(message, Tokenize) else [message.chat.messages, message.chat.tools]
-        self._queue.append(_Chat(message, end, defer, self._clock(), _characters(texts)))
+        self._queue.append(_Chat(message, end, _characters(texts)))
         self._go_on()
 
     def take(self, name: bytes, message: object) -> None:
@@ -174,7 +161,6 @@ class TemplateProcess:
                 f"it runs longer than {chat.most_s:g} s" if self._ready
                 else f"its process has not started within {START_S:g} s"
             )  # fmt: skip
-        self._report_waits()
 
     def close(self) -> None:
         """Refuse all chats and end the child."""
@@ -256,15 +242,6 @@ class TemplateProcess:
         if chat is not None:
             answer.error = one_line(answer.error)
             chat.end(answer)
-
-    def _report_waits(self) -> None:
-        horizon = self._clock() - DEFER_S
-        for chat in [*([self._chat] if self._chat is not None else []), *self._queue]:
-            if chat.since > horizon:
-                break  # Those behind it came later.
-            if chat.defer is not None:
-                chat.defer(f"waits for its {chat.name}")
-                chat.defer = None
 
 
 def _characters(value: object) -> int:

@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from ppengine.checkpoint.model_spec import read_spec
-from ppengine.common import lifeline, logs
+from ppengine.common.begin_process import begin
 from ppengine.common.child_process import CRASHED
 from ppengine.common.cluster import node_accepts
 from ppengine.common.config import ConfigError, EngineConfig
@@ -267,12 +267,7 @@ def _identity(thread: str, place: Place) -> bytes:
 def main() -> int:
     """Run the core until it must stop. Exit code 0: stopped; 1: could not start or go on; 70: unexpected error."""
     parser = argparse.ArgumentParser(prog="ppengine.core")
-    parser.add_argument("--engine", type=Path, required=True)
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
-    config = EngineConfig.load(arguments.engine)
+    _, config = begin(parser)
     with observed(stack_file(config.run_dir, None)):
         return _run(config)
 

@@ -16,8 +16,8 @@ from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.protocol.reports import ProcessInfo
 from ppengine.protocol.stage_samples import TRACED
 
-CHILDREN_NS = 1_000_000_000
-"""Nanoseconds between two looks for children."""
+LOOK_NS = 500_000_000
+"""Nanoseconds between two looks: each reads some files of every process, and a judgement may follow each report."""
 
 
 class Sign(NamedTuple):
@@ -34,10 +34,9 @@ class HelperWatch:
         self._http_roles = list(http_roles)
         self._parents = {"core", *self._http_roles, *text_roles}
         self._roles = {*self._http_roles, *text_roles, "supervisor", "agent"}
-        self._children: dict[int, tuple[int, str]] = {}
-        """Parents and modules of the newest look for children, by pid."""
-        self._children_ns = 0
-        """Time of that look."""
+        self._seen: tuple[HelperEvidence, ...] = ()
+        self._seen_ns = 0
+        """Time of the newest look, and its evidence."""
         self._first: dict[int, int] = {}
         """Time of the first look at each process, by pid."""
         self._from: dict[int, int] = {}
@@ -48,17 +47,18 @@ class HelperWatch:
     def restart_clock(self, now_ns: int) -> None:
         """Begin again: the missing reports until now are no fault of any process."""
         self._from = dict.fromkeys(self._from, now_ns)
+        self._seen_ns = 0
 
     def look(self, now_ns: int, listed: Iterable[ProcessInfo], signs: Mapping[str, Sign]) -> tuple[HelperEvidence, ...]:
         """Return the evidence on those of `listed` that run on this host. `signs`: the newest reports, by role."""
+        if now_ns - self._seen_ns < LOOK_NS:
+            return self._seen
         here = [one for one in listed if one.pid and not one.node and one.exit_code is None]
         present = [one for one in here if one.role in self._roles]
         parents = {one.pid: one.role for one in here if one.role in self._parents}
-        if now_ns - self._children_ns >= CHILDREN_NS:
-            self._children, self._children_ns = children(parents), now_ns
         born = [
             (parents[parent], ProcessInfo(role=module.split(".")[1], stage=None, rank=None, pid=pid))
-            for pid, (parent, module) in self._children.items() if parent in parents
+            for pid, (parent, module) in children(parents).items()
         ]  # fmt: skip
         pids = [one.pid for one in present] + [one.pid for _, one in born]
         self._first = {pid: self._first.get(pid, now_ns) for pid in pids}
@@ -66,7 +66,8 @@ class HelperWatch:
         self._stopped = {pid: since for pid, since in self._stopped.items() if pid in self._first}
         found = [self._look(now_ns, one, signs.get(one.role)) for one in present]
         found += [replace(self._look(now_ns, one, None), parent=role, silent_for_s=0.0) for role, one in born]
-        return tuple(found)
+        self._seen, self._seen_ns = tuple(found), now_ns
+        return self._seen
 
     def _look(self, now_ns: int, one: ProcessInfo, sign: Sign | None) -> HelperEvidence:
         stat = read_stat(one.pid)

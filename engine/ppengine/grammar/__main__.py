@@ -15,8 +15,7 @@ import zmq
 from llguidance import LLMatcher
 
 from ppengine.checkpoint.model_spec import read_spec
-from ppengine.common import lifeline, logs
-from ppengine.common.config import EngineConfig
+from ppengine.common.begin_process import begin
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
@@ -36,15 +35,10 @@ ROWS_MOST = 256
 def main() -> int:
     """Answer what the core asks. Exit code 1: the tokenizer cannot be used, with one line."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.grammar")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--name", required=True, help="routing id on the core's socket")
     parser.add_argument("--threads", type=int, default=1, help="that compute masks")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
+    arguments, config = begin(parser)
     keep_freed_memory()  # A message of masks has up to 4 MiB, each step.
-    config = EngineConfig.load(arguments.engine)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, arguments.name.encode())

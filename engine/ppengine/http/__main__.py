@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 from typing_extensions import override
 
-from ppengine.common import lifeline, logs
+from ppengine.common.begin_process import begin
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.http_address import HttpAddress, parse_http
 from ppengine.http.api_keys import ApiKeys
@@ -50,13 +50,8 @@ class Server(uvicorn.Server):
 def main() -> int:
     """Serve until the engine ends. Exit code 1: it cannot start, with one line."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.http")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--role", required=True, help="name of this process in the engine, and of its session")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
-    config = EngineConfig.load(arguments.engine)
+    arguments, config = begin(parser)
     assert config.profile.http.listen is not None, "the supervisor starts it with an address"
     try:
         keys = ApiKeys.load(config.profile.http.keys)

@@ -6,13 +6,11 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
 import torch
 import zmq
 
-from ppengine.common import lifeline, logs
-from ppengine.common.config import EngineConfig
+from ppengine.common.begin_process import begin
 from ppengine.protocol.check_messages import ShadowReady, ShadowTask
 from ppengine.protocol.frames import Codec, encode
 from ppengine.shadow.reference import Reference
@@ -29,15 +27,10 @@ _FIRST = ShadowTask(
 def main() -> int:
     """Load, say so, and answer tasks. Exit code 1: could not load."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.shadow")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--gpus", action="store_true", help="the stages are on GPUs")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
+    arguments, config = begin(parser)
     os.nice(_NICE)
     torch.set_num_threads(1)
-    config = EngineConfig.load(arguments.engine)
     try:
         reference = Reference(config, arguments.gpus)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:

@@ -11,14 +11,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ppengine.common import lifeline, logs
+from ppengine.common.begin_process import begin
 from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import readable
 from ppengine.protocol.frames import Codec, ProtocolError, encode
@@ -45,15 +44,10 @@ UNSENT_MOST = 10_000
 def main() -> int:
     """Serve until a signal comes or the parent is gone."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.store")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--role", required=True, help="name of this process in the engine, as store0.1")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
+    arguments, config = begin(parser)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    config = EngineConfig.load(arguments.engine)
     place = next((place for place in config.groups.places if place.store_role == arguments.role), None)
     if place is None:
         print(f"error: --role {arguments.role}: this engine has no such place", file=sys.stderr)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ppengine.checkpoint.chat_template import ChatTemplate, TooLongError
-from ppengine.common import lifeline, logs
-from ppengine.common.config import ConfigError, EngineConfig
+from ppengine.common.begin_process import begin
+from ppengine.common.config import ConfigError
 from ppengine.common.one_line import one_line
 from ppengine.common.thread_priority import yield_to_others
 from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady, Tokenize, Tokenized, ToRenderer
@@ -37,14 +37,9 @@ FILES = 32
 def main() -> int:
     """Render what the parent sends."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.templates")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--socket", required=True, help="name of the parent's socket in the run folder")
     parser.add_argument("--name", required=True, help="routing id on that socket")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
-    config = EngineConfig.load(arguments.engine)
+    arguments, config = begin(parser)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, arguments.name.encode())

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,7 @@ import zmq
 
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.tokenizer import Tokenizer
-from ppengine.common import lifeline, logs
+from ppengine.common.begin_process import begin
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.sockets import NOBLOCK, Bindings, readable
 from ppengine.common.template_process import TemplateProcess
@@ -47,13 +48,8 @@ BURST = 64
 def main() -> NoReturn:
     """Serve until the engine ends. Exit code 1: it cannot start, with one line."""
     parser = argparse.ArgumentParser(prog="python -m ppengine.texts")
-    parser.add_argument("--engine", type=Path, required=True, help="engine.json of the run folder")
     parser.add_argument("--role", required=True, help="name of this process in the engine")
-    lifeline.add_argument(parser)
-    arguments = parser.parse_args()
-    lifeline.adopt(arguments.lifeline)
-    logs.start()
-    config = EngineConfig.load(arguments.engine)
+    arguments, config = begin(parser)
     try:
         folder = Path(config.model_path)
         loop = Loop(config, arguments.role, Tokenizer.load(folder), read_spec(folder).eos_token_ids)
@@ -124,14 +120,7 @@ class Loop:
                 self._bindings.look()
 
     def _on_gateway(self) -> None:
-        for _ in range(BURST):
-            if not readable(self._gateway):
-                return
-            try:
-                message = self._to_texts.decode(self._gateway.recv(NOBLOCK))
-            except ProtocolError as error:
-                log.error("a message of the gateway is dropped: %s", error)
-                continue
+        for message in _messages(self._gateway, self._to_texts):
             if isinstance(message, Encode):
                 self._encoder.take(message)
             elif isinstance(message, Fetch):
@@ -140,14 +129,7 @@ class Loop:
                 self._details.inspect(message)
 
     def _on_front(self) -> None:
-        for _ in range(BURST):
-            if not readable(self._front):
-                return
-            try:
-                message = self._from_front.decode(self._front.recv(NOBLOCK))
-            except ProtocolError as error:
-                log.error("a message of the core is dropped: %s", error)
-                continue
+        for message in _messages(self._front, self._from_front):
             if isinstance(message, News):
                 self._stops.take(message)
             elif isinstance(message, OutputPart | Inspected | Failed):
@@ -176,6 +158,17 @@ class Loop:
 
     def _report(self, kind: str, text: str) -> None:
         self._send(TextsEvent(kind=kind, text=text))
+
+
+def _messages(socket: zmq.Socket[bytes], codec: Codec) -> Iterator[object]:
+    """Yield the messages that wait, as many as a turn may take; those that cannot be decoded are dropped."""
+    for _ in range(BURST):
+        if not readable(socket):
+            return
+        try:
+            yield codec.decode(socket.recv(NOBLOCK))
+        except ProtocolError as error:
+            log.error("a message is dropped: %s", error)
 
 
 if __name__ == "__main__":
