@@ -92,15 +92,19 @@ class Batcher:
         first stage with all its rows.
         """
         queues, size = self._queues, self._blocks.block_size
-        ready, max_pending = queues.ready, queues.max_pending
+        max_pending = queues.max_pending
         record, rows = self._steps.draft, self._rows
         number, entries = record.number, record.rows
         share = -(-(len(queues.running) - len(queues.prefilling)) // self._stages)
-        left, budget = min(share, self._budget, len(ready)), self._budget
+        budget = self._budget
         again: list[Request] = []
-        while left > 0 and budget > 0 and (request := ready.pop(newest)) is not None:
-            left -= 1
-            request.queued = False
+        back: list[Request] = []
+        for request in queues.take_ready(newest, min(share, budget)):
+            if request.state != "running" or request.fence is not None:
+                continue  # Another one's lack of blocks has evicted it.
+            if budget <= 0:
+                back.append(request)
+                continue
             if request.constrained and not request.may_sample(max_pending):
                 continue  # It was queued when its masks still came in time.
             start = request.num_computed
@@ -129,11 +133,12 @@ class Batcher:
             entries.append((request, end, True))
             if request.constrained:
                 self._masks.add(request)
+                if request.late_step:
+                    continue
             if request.may_sample(max_pending) and len(outputs) + request.pending < request.max_tokens:
                 again.append(request)
-        for request in reversed(self.starved):
-            request.queued = True
-            ready.put_back(request)
+        for request in [*reversed(back), *reversed(self.starved)]:
+            queues.put_ready_back(request)
         for request in again:
             queues.resume(request)
         self._budget = budget

@@ -96,6 +96,8 @@ class Request:
     """Samples that wait for this one's prompt; they are in no queue."""
     queued: bool = False
     """Whether it is in the ready queue."""
+    group: str = field(init=False)
+    """Id of its prompt: the id of sample 0."""
     constrained: bool = field(init=False)
     """Whether its output follows a grammar, so that each token needs a mask."""
     mask: TokenMask | None = None
@@ -115,8 +117,9 @@ class Request:
     """Blocks of its table that are in the prefix cache, entered by it or found there."""
 
     def __post_init__(self) -> None:
-        """Note whether its output is constrained."""
+        """Keep values that each token needs."""
         self.prompt_ids = compact(self.prompt_ids)
+        self.group = self.id if self.leader is None else self.leader.id
         self.constrained = self.sampling.structured_outputs is not None
 
     def may_sample(self, most_pending: int) -> bool:
@@ -133,11 +136,6 @@ class Request:
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of its prompt are still to be computed: with its first token all are known."""
         return self.sampling.prompt_logprobs is not None and not self.sample and not self.output_ids
-
-    @property
-    def group(self) -> str:
-        """Id of its prompt: the id of sample 0."""
-        return self.id if self.leader is None else self.leader.id
 
     def order(self) -> tuple[int, int]:
         """Return its sort key in all queues but `ready`; victims are taken in reverse."""
@@ -180,12 +178,6 @@ class Request:
             return self.output_ids[start - prompt : end - prompt]
         return self.prompt_ids[start:].tolist() + self.output_ids[: end - prompt]
 
-    def _array(self, start: int, end: int) -> TokenIds:
-        """Return the same tokens in an array."""
-        if end <= len(self.prompt_ids):
-            return self.prompt_ids[start:end]
-        return compact(self.tokens(start, end))
-
     def full_digests(self, count: int, block_size: int) -> list[bytes]:
         """Return the digests of its first `count` full blocks; all their tokens must be known.
 
@@ -195,7 +187,9 @@ class Request:
         known = len(digests)
         if known < count:
             # One array for all blocks: a third less time.
-            content = bytes(wide(self._array(known * block_size, count * block_size)))
+            start, end = known * block_size, count * block_size
+            whole = end <= len(self.prompt_ids)
+            content = bytes(wide(self.prompt_ids[start:end]) if whole else array("q", self.tokens(start, end)))
             width = block_size * _TOKEN_BYTES
             digest = digests[-1] if digests else b""
             for start in range(0, len(content), width):

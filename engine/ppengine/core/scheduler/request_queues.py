@@ -34,23 +34,32 @@ class ReadyQueue:
 
     def append(self, request: Request) -> None:
         """Add a request behind those of the same last step."""
-        self._queue_of(request).append(request)
+        self._count += 1
+        queue = self._by_step.get(request.last_step)
+        if queue is None:
+            queue = self._by_step[request.last_step] = deque()
+        queue.append(request)
 
     def put_back(self, request: Request) -> None:
-        """Add a popped request that got no token, in front of those of the same last step."""
-        self._queue_of(request).appendleft(request)
+        """Add a taken request that got no token, in front of those of the same last step."""
+        self._count += 1
+        self._by_step.setdefault(request.last_step, deque()).appendleft(request)
 
-    def pop(self, newest: int) -> Request | None:
-        """Remove and return the first request; None if its last row was behind step `newest`, or without a request."""
-        step = min(self._by_step, default=newest + 1)
-        if step > newest:
-            return None
-        queue = self._by_step[step]
-        request = queue.popleft()
-        if not queue:
-            del self._by_step[step]
-        self._count -= 1
-        return request
+    def take(self, newest: int, most: int) -> list[Request]:
+        """Remove and return the first requests, `most` at most, whose last row was in step `newest` or before."""
+        taken: list[Request] = []
+        for step in sorted(self._by_step):
+            left = most - len(taken)
+            if step > newest or not left:
+                break
+            queue = self._by_step[step]
+            if left >= len(queue):
+                taken += queue
+                del self._by_step[step]
+            else:
+                taken += [queue.popleft() for _ in range(left)]
+        self._count -= len(taken)
+        return taken
 
     def remove(self, request: Request) -> None:
         """Remove one request. Raises ValueError if it is not queued."""
@@ -59,10 +68,6 @@ class ReadyQueue:
         if not queue:
             del self._by_step[request.last_step]
         self._count -= 1
-
-    def _queue_of(self, request: Request) -> deque[Request]:
-        self._count += 1
-        return self._by_step.setdefault(request.last_step, deque())
 
 
 class RequestQueues:
@@ -178,6 +183,18 @@ class RequestQueues:
             request.queued = True
             self.ready.append(request)
 
+    def take_ready(self, newest: int, most: int) -> list[Request]:
+        """Take the next requests to decode, `most` at most, whose last row was in step `newest` or before."""
+        taken = self.ready.take(newest, most)
+        for request in taken:
+            request.queued = False
+        return taken
+
+    def put_ready_back(self, request: Request) -> None:
+        """Put a request that was taken and got no token in front of the others."""
+        request.queued = True
+        self.ready.put_back(request)
+
     def put_prefilling(self, request: Request) -> None:
         """Queue a running request for its next chunk."""
         if request not in self.prefilling:
@@ -185,14 +202,16 @@ class RequestQueues:
 
     def resume(self, request: Request) -> None:
         """Queue a request for its next tokens, unless it must wait for a retirement."""
-        computed, prompt = request.num_computed, len(request.prompt_ids)
         if request.state != "running" or request.fence is not None or request in self.prefilling:
             return
+        prompt, outputs, computed = len(request.prompt_ids), len(request.output_ids), request.num_computed
+        pending = request.pending
         most = 1 + FORCED_MOST if request.constrained else 1
-        if computed < prompt or prompt + len(request.output_ids) + request.pending - computed > most:
+        if computed < prompt or prompt + outputs + pending - computed > most:
             self.put_prefilling(request)
-        elif request.may_sample(self.max_pending) and len(request.output_ids) + request.pending < request.max_tokens:
-            self.put_ready(request)
+        elif not request.queued and outputs + pending < request.max_tokens and request.may_sample(self.max_pending):
+            request.queued = True
+            self.ready.append(request)
 
     def set_aside(self, request: Request, state: Literal["finding", "fetching"], why: str = "") -> None:
         """Take a request from the waiting queue while its chunks are found or fetched; `why` is shown.

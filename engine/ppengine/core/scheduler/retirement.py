@@ -49,10 +49,9 @@ class StepRetirer:
         for request, end, samples in record.rows:
             request.in_flight.remove(number)
             dropped = record.dropped.get(request) if record.dropped else None
-            # An aborted request takes no token any more, so its last blocks have no digest.
-            known = min(end - 1 if dropped else end, request.num_tokens)
-            if request.num_entered < known // size and request.blocks and not request.finished:
-                self._blocks.enter(request, known)
+            if (request.num_entered + 1) * size <= end and request.blocks and not request.finished:
+                # An aborted request takes no token any more, so its last blocks have no digest.
+                self._blocks.enter(request, min(end - 1 if dropped else end, request.num_tokens))
             if samples:
                 answer = next(answers)
                 if dropped is None:
@@ -103,7 +102,8 @@ class StepRetirer:
                 return
             request.output_ids.append(token)
             result.tokens.append((request, token, 0.0, []))
-            self._look_for_end(request, token, result)
+            if token in request.stops or len(request.output_ids) >= request.max_tokens:
+                self._look_for_end(request, token, result)
 
     def _take_token(self, request: Request, answer: Sampled, result: Retirement) -> None:
         token, outputs = answer.token, request.output_ids
@@ -116,10 +116,11 @@ class StepRetirer:
         if count == 1:
             request.first_token_time = self._fences.now()
             result.began.append(request)
-        self._look_for_end(request, token, result)
+        if token in request.stops or count >= request.max_tokens:
+            self._look_for_end(request, token, result)
 
     def _look_for_end(self, request: Request, token: int, result: Retirement) -> None:
-        """End a request whose newest token is a stop token, or its last one."""
+        """End a request whose newest token is its last one, or a stop token that may end it."""
         count = len(request.output_ids)
         if token in request.stops and (request.constrained or count >= request.sampling.min_tokens):
             self._end(request, "stop")
