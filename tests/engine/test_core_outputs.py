@@ -14,6 +14,7 @@ from ppengine.protocol.control import Failed, Fetch, Fetched
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.sampling import SamplingParams
+from pushed_tokens import push
 
 
 class Desk:
@@ -31,7 +32,7 @@ class Desk:
 
     def say(self, text: str, index: int = 0) -> None:
         for letter in text:
-            self.hub.push("r-1", index, ord(letter), None)
+            push(self.hub, "r-1", index, ord(letter))
 
     def fetch(self, **fields: object) -> Fetched:
         self.hub.fetch(b"c", Fetch(nonce=1, request="r-1", wait_ms=0, **fields))  # type: ignore[arg-type]
@@ -168,7 +169,7 @@ def test_an_end_whose_answer_was_lost_is_there_a_while_also_after_a_restart_of_t
 
     def run(name: str) -> None:
         hub.open(name, "", [1], SamplingParams(max_tokens=1), 0)
-        hub.push(name, 0, ord("a"), None)
+        push(hub, name, 0, ord("a"))
         hub.fetch(b"c", Fetch(nonce=1, request=name, wait_ms=60_000))
         hub.finish(name, 0, "length")
         hub.fetch(b"c", Fetch(nonce=2, request=name, wait_ms=0))

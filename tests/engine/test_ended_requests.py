@@ -11,11 +11,12 @@ from kept_objects import lists_of
 from ppengine.core import outputs as hub_module
 from ppengine.core.output_state import LOGPROB_TOKENS
 from ppengine.core.outputs import OutputHub
-from ppengine.protocol.control import Fetch, Fetched, Inspect, Inspected, Logprob
+from ppengine.protocol.control import Fetch, Fetched, Inspect, Inspected
 from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.offline import AddMany, Follow, News
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
+from pushed_tokens import push
 from test_core_successor import follow
 
 PROMPT = [(7 * place) % 90 + 3 for place in range(300)]
@@ -95,8 +96,7 @@ class Hub:
     def run(self, name: str, prompt: int, *, tokens: int = 1, top: int | None = None, read: bool = True) -> None:
         self.hub.open(name, "", [1] * prompt, SamplingParams(logprobs=top), 0)
         for token in range(tokens):
-            scores = None if top is None else Logprob(-1.0, [(one, -2.0) for one in range(top)])
-            self.hub.push(name, 0, token, scores)
+            push(self.hub, name, 0, token, -1.0, [(one, -2.0) for one in range(top or 0)])
         self.hub.finish(name, 0, "length")
         if read:
             self.hub.fetch(b"c", Fetch(nonce=1, request=name, wait_ms=0))

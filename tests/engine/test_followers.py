@@ -11,6 +11,7 @@ from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.protocol.offline import Follow, News
 from ppengine.protocol.sampling import SamplingParams
+from pushed_tokens import push
 
 
 class World:
@@ -33,7 +34,7 @@ class World:
         )  # fmt: skip
 
     def push(self, token: int) -> None:
-        self.hub.push("r", 0, token, None)
+        push(self.hub, "r", 0, token)
         self.hub.serve_waiters()
 
     @property
@@ -58,7 +59,7 @@ def test_every_token_comes_once_however_many_answers_are_lost(
             if not ended[sample] and draw.random() < 0.5:
                 ended[sample] = draw.random() < 0.05 or turn > 150
                 wanted[sample].append(draw.randrange(1000))
-                world.hub.push("r", sample, wanted[sample][-1], None)
+                push(world.hub, "r", sample, wanted[sample][-1])
                 if ended[sample]:
                     world.hub.finish("r", sample, "length")
         world.now += 2.0
@@ -85,7 +86,7 @@ def test_without_a_loss_nothing_is_sent_twice() -> None:
     cursor, sent = -1, 0
     for token in range(10):
         world.ask(cursor)
-        world.hub.push("r", token % 2, token, None)
+        push(world.hub, "r", token % 2, token)
         world.hub.serve_waiters()
         (answer,), world.answers = world.answers, []
         assert [(piece.sample, piece.token_ids) for piece in answer.pieces] == [(token % 2, [token])]
@@ -155,7 +156,7 @@ def test_a_reader_that_waits_for_ends_has_the_others_after_its_time() -> None:
         world.hub.open(name, "s", [1], SamplingParams(detokenize=False), 0)
     world.ask(-1, finished_only=True)
     world.push(1)
-    world.hub.push("q", 0, 2, None)
+    push(world.hub, "q", 0, 2)
     world.hub.serve_waiters()
     assert world.answers == []
     world.hub.finish("q", 0, "length")
@@ -203,6 +204,6 @@ def test_a_dropped_request_is_no_news() -> None:
     world.hub.finish("r", 0, "length")
     world.hub.forget(["r"])
     world.ask(world.answers.pop().cursor)
-    world.hub.push("q", 0, 2, None)
+    push(world.hub, "q", 0, 2)
     world.hub.serve_waiters()
     assert [piece.request for piece in world.answers.pop().pieces] == ["q"]

@@ -23,6 +23,7 @@ from ppengine.protocol.offline import Added, AddMany, EndSamples, Follow, Forget
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.timings import Timings
 from ppengine.protocol.token_ids import TokenIds, compact
+from pushed_tokens import push
 from transformers import AutoTokenizer
 
 TINY = profiles_dir() / "models" / "tiny"
@@ -201,7 +202,7 @@ class Core:
         for (name, sample), plan in self.plans.items():
             if plan.ended or self.draw.random() < 0.5:
                 continue
-            self.hub.push(name, sample, plan.tokens[plan.made], None)
+            push(self.hub, name, sample, plan.tokens[plan.made])
             plan.made += 1
             if plan.made == len(plan.tokens):
                 self.end(name, sample, plan.reason)
@@ -225,7 +226,7 @@ class Core:
             for index in range(sampling.n):
                 plan = self.plans[name, index]
                 for token in plan.tokens[: plan.made]:
-                    self.hub.push(name, index, token, None)
+                    push(self.hub, name, index, token)
                 if plan.ended:
                     self.hub.finish(name, index, plan.ended)
 

@@ -19,6 +19,7 @@ from ppengine.protocol.text_messages import ReadOutput
 from ppengine.texts import output_reader, text_store
 from ppengine.texts.core_questions import AGAIN_S
 from ppengine.texts.output_reader import PACE_S
+from pushed_tokens import push
 from text_world import EOS, TextWorld
 
 TINY = Tokenizer.load(profiles_dir() / "models" / "tiny")
@@ -173,7 +174,7 @@ def test_many_log_probabilities_come_in_several_answers(world: TextWorld, monkey
     monkeypatch.setattr(output_parts, "LOGPROBS_MOST", 3)
     world.open(logprobs=1)
     for number, letter in enumerate("abcdefg"):
-        world.hub.push("r-1", 0, ord(letter), Logprob(-float(number)))
+        push(world.hub, "r-1", 0, ord(letter), -float(number))
     world.hub.finish("r-1", 0, "length")
     tokens: list[int] = []
     seen: list[float] = []
@@ -192,7 +193,7 @@ def test_many_log_probabilities_come_in_several_answers(world: TextWorld, monkey
 def test_a_stop_text_is_looked_for_without_log_probabilities(world: TextWorld) -> None:
     world.open(logprobs=1, stop=["END"])
     for letter in "an END":
-        world.hub.push("r-1", 0, ord(letter), Logprob(-1.0))
+        push(world.hub, "r-1", 0, ord(letter), -1.0)
         world.turn()
     assert world.ended[0] == ("r-1", 0) and world.fetch().logprobs == [Logprob(-1.0)] * 6
     assert world.scored == 0
@@ -347,7 +348,7 @@ def test_a_stop_token_has_no_text_and_another_last_token_has_one(world: TextWorl
     assert (world.fetch().text, len(world.fetch().token_ids)) == ("hi", 3)
     world.open("r-2")
     world.say("hi", name="r-2")
-    world.hub.push("r-2", 0, EOS, None)
+    push(world.hub, "r-2", 0, EOS)
     world.hub.finish("r-2", 0, "stop")
     assert world.fetch("r-2").text == "hi"
     world.open("r-3", session="s")  # A program has found a stop text.

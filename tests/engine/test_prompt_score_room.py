@@ -13,6 +13,7 @@ from ppengine.protocol.offline import AbortMany, Added, AddMany, Follow, News
 from ppengine.protocol.prompt_scores import PromptLogprob, PromptScores
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit
+from pushed_tokens import push
 
 SCORES = [PromptLogprob(-1.0, 1), PromptLogprob(-2.0, 2)]
 
@@ -80,7 +81,7 @@ def test_they_are_dropped_once_a_later_question_confirms_them(lost: bool) -> Non
         return answers[before:]
 
     hub.score(PromptScores("r", 1, SCORES))
-    hub.push("r", 0, 7, None)
+    push(hub, "r", 0, 7)
     (news,) = ask(1, -1)
     assert news.pieces[0].prompt_logprobs == [None, *SCORES] and hub.scores.held == 3
     if lost:

@@ -18,6 +18,7 @@ from ppengine.texts.core_questions import CoreQuestions
 from ppengine.texts.output_reader import OutputReader
 from ppengine.texts.stop_finder import StopFinder
 from ppengine.texts.text_store import TextStore
+from pushed_tokens import push
 
 EOS = 2
 
@@ -78,10 +79,10 @@ class TextWorld:
     def say(self, text: str, index: int = 0, name: str = "r-1") -> None:
         """Let a request write, all of it in one turn of the core."""
         for letter in text:
-            self.hub.push(name, index, ord(letter), None)
+            push(self.hub, name, index, ord(letter))
 
     def token(self, token: int, index: int = 0) -> None:
-        self.hub.push("r-1", index, token, None)
+        push(self.hub, "r-1", index, token)
 
     # --- messages -------------------------------------------------------------------------------------------
 

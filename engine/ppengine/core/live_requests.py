@@ -20,7 +20,6 @@ from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
-from ppengine.protocol.control import Logprob
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 
@@ -126,10 +125,8 @@ class LiveRequests:
         self.prompt_tokens_total += retirement.prompt_tokens
         self.latencies.retired(retirement)
         self._journal.tokens(retirement, serving.scheduler.steps.number, self._clock())
-        for request, token, logprob, top in retirement.tokens:
-            self.output_tokens_total += 1
-            entry = None if request.sampling.logprobs is None else Logprob(logprob, top)
-            self._outputs.push(request.group, request.sample, token, entry)
+        self.output_tokens_total += len(retirement.tokens)
+        self._outputs.push(retirement.tokens)
         for request in retirement.finished:
             self.ended(request)
 

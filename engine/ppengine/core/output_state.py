@@ -60,11 +60,12 @@ class Output:
     """When its end was first answered, on the hub's clock; the answer may have been lost on its way."""
     weight: int = 0
     """Tokens of prompt and samples once it has ended, and `LOGPROB_TOKENS` for each log-probability of samples."""
+    followed: bool = field(init=False)
+    """Whether a session gets its tokens: a program's own, or that in which stop texts of consoles are found."""
 
-    @property
-    def followed(self) -> bool:
-        """Whether a session gets its tokens: a program's own, or that in which stop texts of consoles are found."""
-        return bool(self.session or self.sampling.stop)
+    def __post_init__(self) -> None:
+        """Keep values that each token needs."""
+        self.followed = bool(self.session or self.sampling.stop)
 
     @property
     def finished(self) -> bool:
