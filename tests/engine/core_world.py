@@ -162,7 +162,7 @@ class CoreWorld:
             assert not others and step.generation == self.generation
             self.late_masks[step.number] = step
             return
-        assert self._codec.decode(others) == msgspec.structs.replace(step, masks=[], late=[])
+        assert self._codec.decode(others) == msgspec.structs.replace(step, masks=[])
         self.steps.append(step)
 
     @property

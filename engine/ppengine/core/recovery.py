@@ -111,6 +111,8 @@ class Recovery:
 
     def advance(self) -> None:
         """Begin a generation if one is due, restart stages that linger in the old one, go on when all have met."""
+        if not self._health.recovering and self._stages.undisturbed and not self._tries.due:
+            return
         self._lose_silent()
         requested = [record for record in self._stages if record.restart_due]
         restarted, reconnected = self._act_on_losses(requested=bool(requested))

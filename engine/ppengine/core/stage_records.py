@@ -191,6 +191,11 @@ class Stages:
         return True
 
     @property
+    def undisturbed(self) -> bool:
+        """Whether no stage is lost, and none waits for a restart."""
+        return not any(record.loss is not None or record.restart_due for record in self)
+
+    @property
     def lost(self) -> list[StageRecord]:
         """Records with a loss, the cause of the others first."""
         lost = [(record.loss.order, record) for record in self if record.loss is not None]

@@ -83,8 +83,7 @@ class StageTracker:
             blocks = abs(step.map_blocks - self._map_blocks)
             self._change, self._map_blocks = Change(step.number, blocks, set(self._places)), step.map_blocks
         whole = encode(step)
-        masked = step.masks or step.late
-        self._send(encode(msgspec.structs.replace(step, masks=[], late=[])) if masked else whole, whole)
+        self._send(encode(msgspec.structs.replace(step, masks=[])) if step.masks else whole, whole)
 
     def send_masks(self, masks: LateMasks) -> None:
         """Send the masks of a step's late rows to the last stage."""

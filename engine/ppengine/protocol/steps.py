@@ -161,7 +161,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     masks: list[Mask] = []
     """Those of the sampling rows of constrained requests, each once; to the last stage alone."""
     late: list[int] = []
-    """Slots of such rows whose masks come behind the step, in `LateMasks`; to the last stage alone."""
+    """Slots of such rows whose masks come behind the step, in `LateMasks`; only the last stage looks at them."""
     given: list[list[int]] = []
     """Input tokens of the rows marked `TOKEN_GIVEN`, in row order: outputs that no stage has sampled."""
 

@@ -195,6 +195,8 @@ class StoreDesk:
     @property
     def next_deadline(self) -> float | None:
         """Time at which a turn is due without a message; None: there is none."""
+        if self.links.pools is None and not len(self.jobs):
+            return None  # No backend has ever been there, or no stage serves.
         times = (self.jobs.next_deadline, self.finder.next_deadline, self.fetcher.next_deadline)
         return min((time for time in times if time is not None), default=None)
 
