@@ -14,6 +14,7 @@ import pytest
 from core_world import MemoryJournal
 from grammar_world import TOKENIZER, GrammarWorld, constrained
 from ppengine.core import constraints, grammar_process, mask_processes
+from ppengine.core.grammar_asks import Ask
 from ppengine.core.scheduler import wait_reasons
 from ppengine.protocol.control import Outcome, Refused
 from ppengine.protocol.offline import AbortMany
@@ -109,7 +110,13 @@ def test_a_grammar_is_compiled_for_masks_while_the_prompt_is_computed(
     first: dict[Grammar, int] = {}
     (process,) = world.engine.constraints.masks.processes
     ask = process.ask
-    monkeypatch.setattr(process, "ask", lambda one: (first.setdefault(one.grammar, len(one.tokens)), ask(one)))
+
+    def noted(asks: list[Ask]) -> None:
+        for one in asks:
+            first.setdefault(one.grammar, len(one.tokens))
+        ask(asks)
+
+    monkeypatch.setattr(process, "ask", noted)
     world.add(*FORMS)
     world.ended(*NAMES)
     assert list(first.values()) == [0] * len(FORMS), "the process had each grammar before a token"

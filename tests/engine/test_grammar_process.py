@@ -61,6 +61,8 @@ class Desk:
         self.children: list[Child] = []
         self.open: dict[int, Question] = {}
         """Questions that the present child has not answered."""
+        self.asks: dict[int, Ask] = {}
+        """By matcher: an output has one question, which is asked again."""
         self.forgotten: list[int] = []
         self.ended: dict[int, Masked] = {}
         self.names: list[bytes] = []
@@ -87,8 +89,10 @@ class Desk:
             self.open.update((question.number, question) for question in message.questions)
 
     def ask(self, matcher: int, tokens: list[int], text: str = "x") -> None:
-        ask = Ask(matcher, Grammar("regex", text), tokens, (), lambda masked: self.ended.update({matcher: masked}), 2)
-        self.process.ask(ask)
+        end = lambda masked: self.ended.update({matcher: masked})  # noqa: E731
+        ask = self.asks.setdefault(matcher, Ask(matcher, Grammar("regex", text), tokens, [], end, 2))
+        ask.tokens = tokens
+        self.process.ask([ask])
 
     def turn(self, *, ready: bool = True) -> list[int]:
         """Take a turn with a child that is ready; return the matchers of open questions."""
@@ -171,7 +175,7 @@ def test_the_question_of_an_output_that_has_ended_ends_with_its_child(desk: Desk
     desk.end()
     assert desk.ended[1].later and desk.turn() == [2]
     desk.answer()
-    assert set(desk.process._known) == {2}
+    assert set(desk.process._matchers) == {2}
 
 
 def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(desk: Desk) -> None:

@@ -19,8 +19,8 @@ class Process:
         self.forgotten: list[list[int]] = []
         self.calls: list[str] = []
 
-    def ask(self, ask: Ask) -> None:
-        self.asked.append(ask.matcher)
+    def ask(self, asks: list[Ask]) -> None:
+        self.asked += [ask.matcher for ask in asks]
 
     def forget(self, matchers: list[int]) -> None:
         self.forgotten.append(matchers)
@@ -46,8 +46,8 @@ def test_many_cores_have_several(cores: int, check: tuple[str, int], masks: list
 
 def test_an_output_stays_with_its_process() -> None:
     _, masks = make_processes(Process, 32)  # type: ignore[arg-type]
-    for matcher in (1, 2, 3, 4, 5, 8, 1):
-        masks.ask(Ask(matcher, Grammar("regex", "x"), (), (), lambda _: None))
+    for matchers in ((1, 2, 3, 4, 5, 8), (1,)):
+        masks.ask([Ask(matcher, Grammar("regex", "x"), [], [], lambda _: None) for matcher in matchers])
     processes: list[Any] = masks.processes
     assert [one.asked for one in processes] == [[4, 8], [1, 5, 1], [2], [3]]
     masks.expect(6, Grammar("regex", "y"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -82,7 +82,7 @@ class Constraints:
     """Times of open questions for which a step may still wait, the oldest first."""
     _outputs: dict[Request, _Output] = field(init=False, default_factory=dict)
     _forced: Retirement = field(init=False, default_factory=partial(Retirement, 0))
-    """Tokens that the message under way forces."""
+    """Tokens that grammars have forced since the last call of `deliver`."""
     _count: int = field(init=False, default=0)
     _scheduler: Scheduler | None = field(init=False, default=None)
     """The one whose requests have questions; the core has one as long as it lives."""
@@ -117,7 +117,7 @@ class Constraints:
             waiting = self._compiling.setdefault(grammar, [])
             waiting.append(partial(end, grammar))
             if len(waiting) == 1:
-                self.checks.ask(Ask(0, grammar, (), (), partial(self._took, grammar)))
+                self.checks.ask([Ask(0, grammar, [], [], partial(self._took, grammar))])
         return False
 
     def advance(self, scheduler: Scheduler | None) -> None:
@@ -148,9 +148,6 @@ class Constraints:
         self.checks.take(name, message)
         if taken := self.masks.take(name, message):
             self._hand_out(taken)
-        if self._forced.tokens:
-            forced, self._forced = self._forced, Retirement(0)
-            self._requests.forced(forced)
         oldest = next(iter(self._asked.values()), None)
         scheduler = self._scheduler
         if not taken or oldest is None or scheduler is None or scheduler.masks.any_complete:
@@ -158,6 +155,12 @@ class Constraints:
         # Other processes are about to answer for the same step, each in a message of its own.
         self._gather_until = oldest + GATHER_S
         return self._clock() >= self._gather_until
+
+    def deliver(self) -> None:
+        """Hand out the tokens that grammars have forced since the last call."""
+        if self._forced.tokens:
+            forced, self._forced = self._forced, Retirement(0)
+            self._requests.forced(forced)
 
     def take_malformed(self, name: bytes, fault: str) -> None:
         """End the process that has sent a message which cannot be decoded."""
@@ -187,9 +190,14 @@ class Constraints:
                 self._asked.pop(request, None)
         if queues.unmasked:
             lacking, queues.unmasked = queues.unmasked, {}
-            now = self._clock()
+            now, asks = self._clock(), []
             for request in lacking:
-                self._want(scheduler, request, now)
+                if (ask := self._question(scheduler, request)) is None:
+                    continue
+                asks.append(ask)
+                if request.ahead:
+                    self._asked[request] = now
+            self.masks.ask(asks)
 
     def _give_up(self, scheduler: Scheduler) -> None:
         """Let steps go on without masks that take long: free rows wait for them, too."""
@@ -204,22 +212,21 @@ class Constraints:
             if len(self._slow) > KEPT_MOST:
                 self._slow.popitem(last=False)
 
-    def _want(self, scheduler: Scheduler, request: Request, now: float) -> None:
+    def _question(self, scheduler: Scheduler, request: Request) -> Ask | None:
+        """Return the question for the next mask of a request; None if that is known."""
         output = self._outputs.get(request) or self._open(scheduler, request)
         ask, sampling, outputs = output.ask, request.sampling, len(request.output_ids)
-        held = self._held(request) if outputs < sampling.min_tokens or sampling.ignore_eos else ()
+        held = self._held(request) if outputs < sampling.min_tokens or sampling.ignore_eos else []
         if not outputs and not held and (first := self._first.get(ask.grammar)) is not None:
             scheduler.masks.take_all([(request, first, ())], self._forced)
             # It is compiled while the prompt is computed.
             self.masks.expect(ask.matcher, ask.grammar)
-            return
+            return None
         ask.held, ask.forced_most = held, 0
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
         if output.jumps and outputs and outputs >= sampling.min_tokens:
             ask.forced_most = min(FORCED_MOST, request.max_tokens - outputs)
-        if request.ahead:
-            self._asked[request] = now
-        self.masks.ask(ask)
+        return ask
 
     def _hand_out(self, taken: list[Taken]) -> None:
         """Give masks to their requests."""
@@ -227,7 +234,8 @@ class Constraints:
         assert scheduler is not None, "its questions come from one"
         for request, _, _ in taken:
             asked.pop(request, None)
-            request.ahead = request.ahead or self._outputs[request].ahead
+            if not request.ahead:
+                request.ahead = self._outputs[request].ahead
         scheduler.masks.take_all(taken, self._forced)
 
     def _fail(self, scheduler: Scheduler, request: Request, masked: Masked) -> None:
@@ -248,7 +256,7 @@ class Constraints:
         assert grammar is not None
         self._count += 1
         fail = partial(self._fail, scheduler, request)
-        ask = Ask(self._count, grammar, request.output_ids, (), fail, request=request)
+        ask = Ask(self._count, grammar, request.output_ids, [], fail, request=request)
         slow = self._clock() - self._slow.get(grammar, -SLOW_S) < SLOW_S
         # The stage that samples counts tokens for adjustments, those that are dropped too.
         output = _Output(ask, _jumps(request.sampling), ahead=not request.sampling.adjusts and not slow)
@@ -256,12 +264,12 @@ class Constraints:
         request.ahead = output.ahead and self.masks.has(ask.matcher, grammar)
         return output
 
-    def _held(self, request: Request) -> Sequence[int]:
+    def _held(self, request: Request) -> list[int]:
         """Return the stop tokens that must not be chosen as long as others may be."""
         sampling = request.sampling
         if len(request.output_ids) < sampling.min_tokens:
             return sorted(request.stops)
-        return sorted(self._eos) if sampling.ignore_eos else ()
+        return sorted(self._eos) if sampling.ignore_eos else []
 
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""

@@ -29,15 +29,17 @@ class Ask:
 
     matcher: int
     grammar: Grammar
-    tokens: Sequence[int]
+    tokens: list[int]
     """All tokens of the output; they do not change meanwhile."""
-    held: Sequence[int]
+    held: list[int]
     """Tokens that are not allowed as long as others are."""
     end: Callable[[Masked], None]
     forced_most: int = 0
     """Most tokens to take that the grammar forces."""
     request: Request | None = None
     """The output; its masks are returned by `take` and do not go to `end`."""
+    known: int = -1
+    """Tokens that the process has in its matcher; -1: it has no matcher."""
     given_at: float = 0.0
     compiles: bool = False
     """Whether the process may have to compile its grammar."""
@@ -59,11 +61,13 @@ def fits(message: Answers, given: Mapping[int, Ask], vocabulary: int) -> bool:
     places, errors = message.places, message.errors
     if len(places) != len(message.numbers) or not all(_is_mask(mask, vocabulary) for mask in message.masks):
         return False
-    if min(places, default=0) < -1 or max(places, default=-1) >= len(message.masks):
+    least = min(places, default=0)
+    if least < -1 or max(places, default=-1) >= len(message.masks):
         return False
-    lack = {number for number, place in zip(message.numbers, places, strict=True) if place < 0}
-    if lack != errors.keys() or not lack.isdisjoint(message.forced):
-        return False
+    if least < 0 or errors:
+        lack = {number for number, place in zip(message.numbers, places, strict=True) if place < 0}
+        if lack != errors.keys() or not lack.isdisjoint(message.forced):
+            return False
     return all(_may_follow(tokens, given.get(number), vocabulary) for number, tokens in message.forced.items())
 
 

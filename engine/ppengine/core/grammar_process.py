@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -75,8 +75,8 @@ class GrammarProcess:
     _waiting: deque[Ask] = field(init=False, default_factory=deque)
     _given: dict[int, Ask] = field(init=False, default_factory=dict)
     """Open questions of the child by number, the oldest first."""
-    _known: dict[int, int] = field(init=False, default_factory=dict)
-    """Tokens that the child has of each matcher."""
+    _matchers: dict[int, Ask] = field(init=False, default_factory=dict)
+    """Questions of the outputs whose matchers the child has."""
     _gone: set[int] = field(init=False, default_factory=set)
     """Matchers of outputs that have ended, with an open question."""
     _compiled: OrderedDict[Grammar, None] = field(init=False, default_factory=OrderedDict)
@@ -96,15 +96,15 @@ class GrammarProcess:
         """Let the process start before its first question."""
         self._wanted = True
 
-    def ask(self, ask: Ask) -> None:
-        """Queue a question; `advance` sends it."""
-        self._waiting.append(ask)
+    def ask(self, asks: Iterable[Ask]) -> None:
+        """Queue questions; `give` sends them."""
+        self._waiting += asks
 
     def expect(self, grammar: Grammar) -> None:
         """Have a grammar compiled before the first question about it, unless it probably is."""
         if grammar not in self._compiled and len(self._expected) < EXPECTED_MOST and grammar not in self._expected:
             self._expected.add(grammar)
-            self.ask(Ask(0, grammar, (), (), lambda _: self._expected.discard(grammar)))
+            self.ask([Ask(0, grammar, [], [], lambda _: self._expected.discard(grammar))])
 
     def has(self, grammar: Grammar) -> bool:
         """Return whether the child has probably compiled a grammar."""
@@ -119,7 +119,7 @@ class GrammarProcess:
             ask.end(Masked(error="its output has ended", later=True))
         # A child that compiles the grammar has no matcher yet, and makes one behind this.
         self._gone |= gone & {ask.matcher for ask in self._given.values()}
-        known = [number for number in matchers if self._known.pop(number, None) is not None]
+        known = [number for number in matchers if self._matchers.pop(number, None) is not None]
         if known and self._ready:
             self._send(self._name, encode(Forget(known)))
 
@@ -175,12 +175,12 @@ class GrammarProcess:
         """Send the questions that wait: all of them, but not too many new grammars, and suspects alone."""
         if any(ask.suspect for ask in islice(self._given.values(), 1)):
             return  # It is alone.
+        now, waiting, left = self._clock(), self._waiting, deque[Ask]()
+        self._waiting = left
         questions: list[Question] = []
-        now, known = self._clock(), self._known
         compiles: int | None = None
-        left: deque[Ask] = deque()
-        while self._waiting:
-            ask = self._waiting.popleft()
+        while waiting:
+            ask = waiting.popleft()
             if ask.suspect:
                 # Suspects are in front. The first goes alone, as soon as nothing else is open.
                 if self._given or questions:
@@ -188,59 +188,72 @@ class GrammarProcess:
                 else:
                     questions.append(self._question(ask, now))
                 break
-            ask.compiles = ask.matcher not in known and ask.grammar not in self._compiled
-            if ask.compiles:
-                if compiles is None:
-                    compiles = sum(open_ask.compiles for open_ask in self._given.values())
-                if compiles >= max(COMPILES_MOST, 2 * self._threads):
-                    left.append(ask)
-                    continue
-                compiles += 1
+            if ask.known < 0:
+                ask.compiles = ask.grammar not in self._compiled
+                if ask.compiles:
+                    if compiles is None:
+                        compiles = sum(open_ask.compiles for open_ask in self._given.values())
+                    if compiles >= max(COMPILES_MOST, 2 * self._threads):
+                        left.append(ask)
+                        continue
+                    compiles += 1
             questions.append(self._question(ask, now))
-        left.extend(self._waiting)
-        self._waiting = left
+        left.extend(waiting)
         if questions:
             self._send(self._name, encode(Questions(questions)))
 
     def _question(self, ask: Ask, now: float) -> Question:
-        self._count += 1
+        self._count = number = self._count + 1
+        self._given[number] = ask
         ask.given_at = now
-        self._given[self._count] = ask
-        known = self._known.get(ask.matcher)
-        if ask.matcher:
-            self._known[ask.matcher] = len(ask.tokens)
-        tokens = list(ask.tokens[known or 0 :])
-        grammar = ask.grammar if known is None else None
-        return Question(self._count, ask.matcher, grammar, tokens, list(ask.held), ask.forced_most)
+        matcher, known, grammar = ask.matcher, ask.known, None
+        if known < 0:
+            known, grammar = 0, ask.grammar
+        if matcher:
+            if grammar is not None:
+                self._matchers[matcher] = ask
+            ask.known = len(ask.tokens)
+        return Question(number, matcher, grammar, ask.tokens[known:], ask.held, ask.forced_most)
 
     def _end(self, message: Answers) -> list[Taken]:
         """End the questions of a message; return the masks of outputs that have not ended."""
-        given, forced, masks = self._given, message.forced, message.masks
+        given, forced, masks, gone = self._given, message.forced, message.masks, self._gone
         taken: list[Taken] = []
         for number, place in zip(message.numbers, message.places, strict=True):
             ask = given.pop(number, None)
             if ask is None:
                 continue
             if ask.compiles and place >= 0:
-                self._compiled[ask.grammar] = None
-                self._compiled.move_to_end(ask.grammar)
-                if len(self._compiled) > WAITING_MOST:
-                    self._compiled.popitem(last=False)
+                self._note_compiled(ask)
+            if ask.suspect:
+                ask.suspect, ask.ends = False, 0
             tokens = forced.get(number, _NONE) if forced else _NONE
-            ask.suspect, ask.ends = False, 0
-            if gone := ask.matcher in self._gone:
-                self._gone.discard(ask.matcher)
-                self._known.pop(ask.matcher, None)
-                self._send(self._name, encode(Forget([ask.matcher])))
+            ended = ask.matcher in gone
+            if ended:
+                self._drop_matcher(ask)
             elif tokens:
-                self._known[ask.matcher] += len(tokens)
+                ask.known += len(tokens)
             if place < 0:
                 ask.end(Masked(error=one_line(message.errors[number])))
             elif ask.request is None:
                 ask.end(Masked(masks[place], forced=tuple(tokens)))
-            elif not gone:
+            elif not ended:
                 taken.append((ask.request, masks[place], tokens))
         return taken
+
+    def _note_compiled(self, ask: Ask) -> None:
+        """Note that the child has compiled a grammar."""
+        ask.compiles = False
+        self._compiled[ask.grammar] = None
+        self._compiled.move_to_end(ask.grammar)
+        if len(self._compiled) > WAITING_MOST:
+            self._compiled.popitem(last=False)
+
+    def _drop_matcher(self, ask: Ask) -> None:
+        """Have the child drop the matcher of an output that has ended, behind its last answer."""
+        self._gone.discard(ask.matcher)
+        self._matchers.pop(ask.matcher, None)
+        self._send(self._name, encode(Forget([ask.matcher])))
 
     # --- the child ------------------------------------------------------------------------------------------
 
@@ -298,7 +311,9 @@ class GrammarProcess:
     def _drop(self) -> None:
         """End the child without waiting for its exit status."""
         self._ready = False
-        self._known.clear()
+        for ask in self._matchers.values():
+            ask.known = -1
+        self._matchers.clear()
         self._gone.clear()
         self._compiled.clear()
         if self._child is not None:

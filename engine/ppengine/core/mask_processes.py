@@ -36,9 +36,14 @@ class MaskProcesses:
         for process in self.processes:
             process.prepare()
 
-    def ask(self, ask: Ask) -> None:
-        """Queue a question; `advance` sends it."""
-        self.processes[ask.matcher % len(self.processes)].ask(ask)
+    def ask(self, asks: list[Ask]) -> None:
+        """Queue questions; `give` sends them."""
+        count = len(self.processes)
+        parts: list[list[Ask]] = [[] for _ in range(count)]
+        for ask in asks:
+            parts[ask.matcher % count].append(ask)
+        for process, part in zip(self.processes, parts, strict=True):
+            process.ask(part)
 
     def expect(self, matcher: int, grammar: Grammar) -> None:
         """Let the process of an output compile its grammar, if it is new there, before the first question."""

@@ -56,21 +56,21 @@ class Masks:
         Forced tokens go into `result`. A late row samples the first of them for nothing.
         """
         late = {record.number: record for record in self._steps.unretired if record.late}
+        resume = self._queues.resume
         for request, mask, forced in taken:
-            if request.finished:
-                continue
-            if forced:
+            if forced and not request.finished:
                 self._drop(request)
                 self._retirer.take_forced(request, forced, result)
-                if request.finished:
-                    continue
+            if request.finished:
+                continue
             request.mask = mask
-            record = late.get(request.late_step)
-            if record is not None and request in record.late:
-                _put(record.late_masks, mask, record.late.pop(request))
+            record = late.get(request.late_step) if request.late_step else None
+            if record is not None and (slot := record.late.pop(request, None)) is not None:
+                _put(record.late_masks, mask, slot)
                 request.late_step = 0
-                self._end(record)
-            self._queues.resume(request)
+                if not record.late:
+                    self._end(record)
+            resume(request)
 
     def give_up(self, request: Request) -> None:
         """Let the step of a late row go on without its mask, and schedule the request behind its masks from now on.
