@@ -23,6 +23,7 @@ from ppengine.models import build_stage, init_dummy
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, Register, Row
 from ppengine.stage.backends.cuda import chunk_graphs
 from ppengine.stage.backends.cuda.chunk_graphs import ROWS, ChunkGraphs, Padded, larger_tokens, padded_shapes
+from ppengine.stage.backends.cuda.decode_graphs import MORE_READ, MORE_TOKENS, DecodeGraphs
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.streams import Order, Stream
 from ppengine.stage.batch_state import BatchState, Plan
@@ -53,6 +54,13 @@ STEPS = {
     "more rows": [Row(slot, 5, 1, True, 9) for slot in range(40)] + [Row(40, 0, 3, True, -2)],
     "as many rows as there can be": [Row(slot, 5, 1, True, 9) for slot in range(REQUESTS)],
 }
+FEW_MORE = {
+    "forced runs": [
+        Row(0, 3, 1, True, 7), Row(1, 14, 5, True, -2), Row(3, 9, 2, True, -2), Row(2, 30, 1, True, TOKEN_ON_DEVICE)
+    ],
+    "a short prompt": [*[Row(slot, 5, 1, True, 9) for slot in range(40)], Row(40, 0, 12, True, -2)],
+    "rows that do not sample": [Row(0, 3, 1, True, 7), Row(1, 0, 1, False, -2), Row(2, 14, 4, False, -2)],
+}  # fmt: skip
 
 
 class Host:
@@ -92,6 +100,18 @@ def make_state() -> BatchState:
 
 @pytest.mark.parametrize("rows", STEPS.values(), ids=STEPS)
 def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, rows: list[Row]) -> None:
+    compare(ChunkGraphs, stage, device, rows)
+
+
+@pytest.mark.parametrize("rows", FEW_MORE.values(), ids=FEW_MORE)
+def test_a_few_more_tokens_than_rows_are_rows_of_a_graph_of_decodes(
+    stage: Any, device: torch.device, rows: list[Row]
+) -> None:
+    compare(DecodeGraphs, stage, device, rows)
+
+
+def compare(kind: type[ChunkGraphs] | type[DecodeGraphs], stage: Any, device: torch.device, rows: list[Row]) -> None:
+    """Run a step as a graph and as it is: logits, keys, values, and where they are sampled are the same."""
     torch.manual_seed(1)
     state = make_state()
     plan = state.plan(rows)
@@ -102,7 +122,7 @@ def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, row
     before = [torch.randn(shape, device=device) for _ in range(2)]
     with torch.inference_mode():
         kv = [layer.clone() for layer in before]
-        graphs = make_graphs(stage, kv, device, latest)
+        graphs = make_graphs(kind, stage, kv, device, latest)
         assert graphs.serves(plan)
         # What an earlier step has left: nothing of it may be used, or be read.
         graphs._tables.fill_(2**20)
@@ -120,10 +140,17 @@ def test_a_padded_step_is_what_the_step_is(stage: Any, device: torch.device, row
         torch.testing.assert_close(layer, wanted, rtol=1e-5, atol=1e-5)
 
 
-def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest: torch.Tensor) -> ChunkGraphs:
+def make_graphs(
+    kind: type[ChunkGraphs] | type[DecodeGraphs],
+    stage: Any,
+    kv: list[torch.Tensor],
+    device: torch.device,
+    latest: torch.Tensor,
+) -> Any:
     """Graphs over a copy of `kv` while they are captured: a capture writes to the null block alone, as it should."""
     compute: Any = Stream("compute", device) if device.type == "cuda" else Host()
-    graphs = ChunkGraphs(stage, kv, compute, 512, REQUESTS, LENGTH // BLOCK, BLOCK, latest, None)
+    most = (512, REQUESTS) if kind is ChunkGraphs else (REQUESTS,)
+    graphs: Any = kind(stage, kv, compute, *most, LENGTH // BLOCK, BLOCK, latest, None)
     if device.type == "cuda":
         before = [layer.clone() for layer in kv]
         torch.cuda.synchronize()
@@ -135,14 +162,14 @@ def make_graphs(stage: Any, kv: list[torch.Tensor], device: torch.device, latest
     class Replay:
         """Runs what a graph would hold."""
 
-        def __init__(self, shape: Padded) -> None:
+        def __init__(self, shape: Any) -> None:
             self.shape = shape
 
         def replay(self) -> None:
             graphs._graphs[self.shape][1].copy_(graphs._forward(self.shape))
 
     for shape in graphs.shapes:
-        graphs._graphs[shape] = Replay(shape), torch.zeros(shape.rows, stage.spec.vocab_size)  # type: ignore[assignment]
+        graphs._graphs[shape] = Replay(shape), torch.zeros(shape.rows, stage.spec.vocab_size)
     return graphs
 
 
@@ -170,6 +197,21 @@ def test_what_is_too_much_for_a_graph_is_left(stage: Any, device: torch.device) 
     more = [Row(slot, 5, 1, True, 9) for slot in range(40)]
     assert graphs.serves(state.plan(more)) and not graphs.serves(state.plan([*more, Row(40, 5, 1, True, 9)]))
     assert chunk_graphs.SIZES[-1] == 1024
+
+
+def test_many_more_tokens_than_rows_are_no_decodes(stage: Any, device: torch.device) -> None:
+    """Each of them reads all that is before it, which chunks read once."""
+    state, compute = make_state(), Host()
+    kv = [torch.zeros(cache_shape(4, BLOCK, stage.spec.num_kv_heads, stage.spec.head_dim, device), device=device)] * 2
+    graphs = DecodeGraphs(stage, kv, compute, 40, LENGTH // BLOCK, BLOCK, None, None)  # type: ignore[arg-type]
+    decodes = [Row(slot, 5, 1, True, 9) for slot in range(4, 11)]
+    most = [*decodes, Row(0, 0, MORE_TOKENS + 1, True, -2)]
+    assert sum(row.count for row in most) == 40 and graphs.serves(state.plan(most))
+    for more in (Row(0, 0, MORE_TOKENS + 2, True, -2), Row(0, 0, MORE_TOKENS + 3, True, -2)):
+        assert not graphs.serves(state.plan([*decodes[1:], more])), "more than all graphs hold, or read too often"
+    far = LENGTH - MORE_TOKENS - 1
+    assert (far + MORE_TOKENS) * MORE_TOKENS < MORE_READ, "the lengths here are short"
+    assert not graphs.serves(state.plan([Row(slot, 5, 1, True, 9) for slot in range(41)]))
 
 
 def test_shapes_have_no_more_rows_than_tokens_or_requests() -> None:

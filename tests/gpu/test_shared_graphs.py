@@ -85,7 +85,9 @@ def test_a_prompt_beside_decodes(
     kv = caches(stage, device)
     plan = state.plan([*decodes(ROWS), Row(ROWS, PREFIX * BLOCK, 9, True, -2)])
     with torch.inference_mode():
-        graphs = make_graphs(stage, kv, device, torch.zeros(64, dtype=torch.int32, device=device))
+        graphs = make_graphs(
+            chunk_graphs.ChunkGraphs, stage, kv, device, torch.zeros(64, dtype=torch.int32, device=device)
+        )
     graphs._least_saved = LEAST_SAVED
     compare(graphs, stage, plan, state, kv, [layer.clone() for layer in kv])
     few = state.plan([*decodes(19), Row(ROWS, PREFIX * BLOCK, 9, True, -2)])
@@ -135,7 +137,7 @@ def test_too_few_rows_for_a_graph_of_their_own(
     plan = state.plan(decodes(3))
     assert plan.shared_prefixes(1) is not None
     graphs.load(plan, state.input_ids(plan, plan.slots[:0]))
-    assert graphs._next == (Padding(3, False), 3)
+    assert graphs._next == (Padding(3, False), 3, 3)
 
 
 def test_a_step_without_a_graph_has_them_on_the_device(

@@ -8,6 +8,7 @@ comprehensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from ppengine.protocol.steps import TOKEN_GIVEN, TOKEN_ON_DEVICE, TOKEN_REGISTER
 
 Ints = NDArray[np.int64]
 _FIRST_SLOTS = 64
+_ROW_NUMBERS = len(Row.__struct_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,27 @@ class Plan:
     def last_tokens(self) -> Ints:
         """[R]: for each sampled row the index, in the batch, of its last token."""
         return self.query_start[1:][self.sampled] - 1
+
+    def by_token(self) -> Plan:
+        """Return the step with a row for each token: each reads what the rows before it have written in the same step.
+
+        `sampled` are the rows of the tokens that sample.
+        """
+        batch = self.batch
+        owners = np.repeat(np.arange(len(self.slots)), np.diff(self.query_start))
+        positions, count = batch.positions.numpy(), len(owners)
+        starts = np.arange(count + 1)
+        rows = Batch(
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
+            query_start=torch.from_numpy(starts),
+            query_lens=[1] * count,
+            seq_lens=torch.from_numpy(positions + 1),
+            block_tables=torch.from_numpy(batch.block_tables.numpy()[owners]),
+            decode_only=True,
+            block_size=batch.block_size,
+        )
+        return Plan(rows, self.slots[owners], positions, positions + 1, self.tokens[owners], starts, self.last_tokens)
 
     def shared_prefixes(self, worth: int) -> Ints | None:
         """Return the prefixes that rows with one token share, as `SharedPrefixes` has them.
@@ -108,7 +131,8 @@ class BatchState:
         """Return metadata of a step's rows; positions and slots are rebuilt from this stage's own tables."""
         for row in rows:
             self._check(row.slot)
-        table: Ints = np.array([astuple(row) for row in rows], np.int64)
+        numbers = chain.from_iterable(map(astuple, rows))
+        table: Ints = np.fromiter(numbers, np.int64, _ROW_NUMBERS * len(rows)).reshape(-1, _ROW_NUMBERS)
         positions, slot_mapping, query_start, block_tables = lay_out(table, self._tables, self.block_size)
         slots, starts, counts, sample, tokens = table.T
         if len(block_tables) < len(rows):

@@ -1,5 +1,8 @@
 """Decode steps as CUDA graphs: one for each padded batch size, over buffers that never move.
 
+A step with a few tokens more than rows is one of them, too, with a row for each token: grammars force
+short runs of tokens, and a graph of chunks takes a sixth longer than one of decodes.
+
 A step's integers go to the device in one copy from pinned memory. Rows beyond the step's own are
 padding: slot -1 and length 0, which store and read nothing. Each graph holds the layers of the
 stage, with the embedding on the first and the head on the last one. Sampling comes after it, and
@@ -30,9 +33,12 @@ from ppengine.stage.backends.cuda.staging import Staging
 from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.batch_state import Plan
 
-_COLUMNS = 5
-"""Tokens, slots, positions, slot mapping, lengths; block tables behind them."""
-_PADDING = (0, 0, 0, -1, 0)
+_COLUMNS = 6
+"""Tokens, slots, positions, slot mapping, lengths, the rows that sample if some do not; then block tables."""
+_SLOTS, _LENGTHS, _CHOSEN = 1, 4, 5
+_PADDING = (0, 0, 0, -1, 0, 0)
+MORE_TOKENS, MORE_READ = 32, 8192
+"""Most tokens of a step beyond one a row, and most tokens that they read."""
 
 
 SHARED_SIZES = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384)
@@ -119,11 +125,11 @@ class DecodeGraphs:
         length = self._tables_at + rows * blocks
         self._staging = Staging("decode integers", length, compute, device)
         ints = self._staging.on_device
-        self._columns: list[Tensor] = list(torch.split(ints[: _COLUMNS * rows], rows))
+        self._columns = ints[: _COLUMNS * rows].view(_COLUMNS, rows)
         self._words, self._tables = ints[_COLUMNS * rows : self._tables_at], ints[self._tables_at :].view(rows, blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._next = Padding(0, False), 0
-        """Graph and rows of the step that was loaded."""
+        self._next = Padding(0, False), 0, 0
+        """Graph, rows and sampled rows of the step that was loaded."""
         self._graphs: dict[Padding, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._calls = GraphCalls(model.group)
 
@@ -148,16 +154,20 @@ class DecodeGraphs:
             self._graphs[shape] = captured(self.compute, pool, forward)
 
     def serves(self, plan: Plan) -> bool:
-        """Return whether a step can be run as a graph: decodes that all sample, not too many."""
-        rows = len(plan.slots)
-        return plan.batch.decode_only and rows <= self.sizes[-1] and len(plan.sampled) == rows
+        """Return whether a step can be run as a graph: decodes and few tokens more, not too many."""
+        rows, tokens = len(plan.slots), int(plan.query_start[-1])
+        if plan.batch.decode_only or not rows < tokens <= min(rows + MORE_TOKENS, self.sizes[-1]):
+            return rows == tokens <= self.sizes[-1]
+        counts = np.diff(plan.query_start)
+        return int((counts * plan.ends)[counts > 1].sum()) <= MORE_READ
 
     def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
         """Launch the copy of a step's integers, before the stream waits for messages of others.
 
-        `ids` [B] are input tokens, -1 where the newest sampled one of the row's slot is meant.
+        `ids` [T] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
-        rows = len(plan.slots)
+        plan = plan if plan.batch.decode_only else plan.by_token()
+        rows, sampled = len(plan.slots), len(plan.sampled)
         shared = plan.shared_prefixes(self._least_saved) if self.shared_sizes else None
         size = next(size for size in (self.sizes if shared is None else self.shared_sizes) if size >= rows)
         array = self._staging.next()
@@ -166,21 +176,27 @@ class DecodeGraphs:
         columns = (ids, plan.slots, plan.starts, plan.batch.slot_mapping.numpy(), plan.ends)
         for number, column in enumerate(columns):
             array[number * self._rows : number * self._rows + rows] = column
+        if sampled < rows:
+            array[_CHOSEN * self._rows :][:sampled] = plan.sampled
         array[self._tables_at :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
         if shared is not None:
             pad_words(shared, rows, array[_COLUMNS * self._rows : self._tables_at], size)
         self._staging.send(self._tables_at + rows * self._blocks)
-        self._next = Padding(size, shared is not None), rows
+        self._next = Padding(size, shared is not None), rows, sampled
 
     def run(self) -> Launched:
         """Launch the step that was loaded."""
-        shape, rows = self._next
+        shape, rows, sampled = self._next
         graph, output = self._graphs[shape]
         self._calls.replayed(shape)
+        columns = self._columns
         with self.compute.use():
             graph.replay()
-        _, slots, _, _, lengths = self._columns  # a sampled token goes behind the row's last one
-        return Launched(output[:rows], slots[:rows], lengths[:rows])
+            if sampled < rows and self._model.last:
+                chosen = columns[_CHOSEN, :sampled]
+                output, columns, rows = output.index_select(0, chosen), columns.index_select(1, chosen), sampled
+        # A sampled token goes behind the row's last one.
+        return Launched(output[:rows], columns[_SLOTS, :rows], columns[_LENGTHS, :rows])
 
     def _pad(self, array: NDArray[np.int32], rows: int, size: int) -> None:
         """Make rows [rows, size) padding."""
@@ -190,7 +206,7 @@ class DecodeGraphs:
 
     def _forward(self, shape: Padding) -> Tensor:
         size, shared = shape
-        tokens, slots, positions, mapping, lengths = (column[:size] for column in self._columns)
+        tokens, slots, positions, mapping, lengths, _ = (column[:size] for column in self._columns)
         batch = Batch(
             positions=positions,
             slot_mapping=mapping,
