@@ -96,7 +96,7 @@ def test_boot_launches_what_requests_do(variants: Variants, card: Device, tmp_pa
     steps = [stage.step(rows, **fields).finish() for rows, fields in wishes()]
     used = variants.taken()
     assert {name.rpartition(".")[2] for name, _ in used} == {
-        "sample_rows", "adjust_rows", "append_tokens", "logprob_rows", "mask_rows"
+        "sample_rows", "adjust_rows", "append_tokens", "logprob_rows", "keep_allowed"
     }  # fmt: skip
     assert 0 < card.log.count("replay") < len(steps), "some by graphs, some not"
     assert used - warmed == set()

@@ -95,7 +95,7 @@ class StepSampler:
 
 def _sampled(requests: list[Register], tokens: Tensor, hosts: list[Tensor]) -> list[Sampled]:
     """Return what the core gets: tokens, with log probabilities for requests that want them."""
-    found = [Sampled(one.slot, token) for one, token in zip(requests, tokens.tolist(), strict=True)]
+    found = list(map(Sampled, [one.slot for one in requests], tokens.tolist()))
     if len(hosts) > 1:
         chosen, ids, values = (part.tolist() for part in hosts[1:])
         for row, (request, sampled) in enumerate(zip(requests, found, strict=True)):
