@@ -9,6 +9,7 @@ import msgspec
 import zmq
 
 from ppengine.common.config import EngineConfig
+from ppengine.common.sockets import readable
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.stage_lifecycle import EdgeAddress, NewGeneration, Shutdown
 from ppengine.protocol.steps import LateMasks, Mask, Step, ToStage
@@ -55,7 +56,8 @@ class CoreLink:
     def receive(self, timeout_ms: int) -> list[Step]:
         """Wait for a message, and take all that have come; return new steps of the present generation."""
         steps: list[Step] = []
-        while not self._shutdown and self._socket.poll(timeout_ms):
+        # A look at the socket takes a fifth of a poll, and loops that wait for a device look all the time.
+        while not self._shutdown and (readable(self._socket) or (timeout_ms and self._socket.poll(timeout_ms))):
             timeout_ms = 0
             message = self._codec.decode(self._socket.recv())
             if isinstance(message, Step) and message.generation == self._generations.current:
