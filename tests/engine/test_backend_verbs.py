@@ -2,7 +2,7 @@
 
 from ppengine.protocol.control import Accepted, Outcome, Refused
 from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import Clear, Fetch, Find, Put
+from ppengine.protocol.store_messages import Clear, Fetch, Find, Put, StoreReady
 from ppengine.protocol.store_messages import Test as Probe
 from ppengine.protocol.store_verbs import (
     StoreAdd,
@@ -56,6 +56,23 @@ def test_a_backend_that_cannot_be_opened_is_kept_and_says_why():
     assert (done.state, done.text) == ("failed", "x cannot be opened: no such folder; it is kept")
     world.submit(PROMPT, name="r", max_tokens=1)
     assert world.state("r") == "waiting"
+
+
+def test_the_plan_refuses_a_kind_that_a_store_cannot_open():
+    world = TierWorld(backends={})
+    refused = world.say(StoreAdd(backend="x", kind="tape"), dry_run=True)[-1]
+    text = "the store of stage 0 has no backend of kind tape; it has memory, files, valkey, s3"
+    assert (refused.code, refused.text) == ("UNSUPPORTED", text)
+    lacking = {"s3": "needs a package: pip install 'ppconsole[s3]'"}
+    store = world.stores[1, 0]
+    store.say(StoreReady(1, 0, store.pid, kinds=lacking))
+    refused = world.say(StoreAdd(backend="x", kind="s3"), dry_run=True)[-1]
+    assert (refused.code, refused.text) == ("UNSUPPORTED", "s3 needs a package: pip install 'ppconsole[s3]'")
+    world.kill(Place(0, 0))
+    refused = world.say(StoreAdd(backend="x", kind="tape"), dry_run=True)[-1]
+    assert refused.text == "the store of stage 1 has no backend of kind tape; it has s3"
+    world.kill(Place(1, 0))
+    assert world.say(StoreAdd(backend="x", kind="tape"), dry_run=True)[-1].plan, "no store is there to ask"
 
 
 def test_verbs_without_a_backend_are_refused():

@@ -32,6 +32,7 @@ from ppengine.protocol.store_messages import (
     UseNamespace,
     Weights,
 )
+from ppengine.store.backend_kinds import known_kinds
 from ppengine.supervisor.launch.node_stores import NodeStores, StoreNews
 from store_world import KEY, SLOT_BYTES, Pool
 
@@ -126,7 +127,7 @@ def test_a_store_serves_from_its_node_and_another_one_follows_it(
 ) -> None:
     ((role, pid, code, _),) = stores.keep([ROLE])
     assert (role, code) == (ROLE, None)
-    assert core.next(StoreReady) == StoreReady(0, 0, pid, "b")
+    assert core.next(StoreReady) == StoreReady(0, 0, pid, "b", known_kinds())
     pool = Pool()
     try:
         pool.write(0, b"a" * SLOT_BYTES)
@@ -149,7 +150,7 @@ def test_a_store_serves_from_its_node_and_another_one_follows_it(
     assert core.next(StoreReady).pid == start[1]
     core.socket.close()
     core.bind()
-    assert core.next(StoreReady) == StoreReady(0, 0, start[1], "b"), "it has no job of the core before"
+    assert core.next(StoreReady) == StoreReady(0, 0, start[1], "b", known_kinds()), "it has no job of the core before"
     assert core.refused == []
 
 

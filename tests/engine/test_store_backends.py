@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from ppengine.store.backend import PAGE, Backend, BackendError, Layout, Usage
-from ppengine.store.backend_kinds import GROUP, make_backend
+from ppengine.store.backend_kinds import GROUP, known_kinds, make_backend
 from ppengine.store.backends import files_backend
 from ppengine.store.backends.direct_io import can_direct
 from ppengine.store.backends.files_backend import FilesBackend
@@ -380,6 +380,16 @@ def test_the_example_of_the_documentation_keeps_the_rules(example: Contract) -> 
     for check in (example.check_clear, example.check_quota, example.check_reopen, example.check_shares):
         check()
         Path(example.url).unlink()
+
+
+def test_known_kinds_are_those_that_can_be_made(example: Contract, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = known_kinds()
+    assert list(kinds) == ["memory", "files", "valkey", "s3", "sqlite"]
+    for kind in [kind for kind, lack in kinds.items() if not lack]:
+        make_backend(kind)
+    monkeypatch.setattr("ppengine.store.backend_kinds.find_spec", lambda package: None)
+    assert known_kinds()["s3"] == "needs a package: pip install 'ppconsole[s3]' (there is no obstore)"
+    assert not known_kinds()["files"]
 
 
 def test_an_entry_point_that_is_no_backend_is_refused(example: Contract) -> None:

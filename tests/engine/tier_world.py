@@ -34,6 +34,8 @@ from scheduler_invariants import check_host_cache
 CHUNK = 256
 """Tokens of a chunk."""
 BLOCKS = CHUNK // 8
+KINDS = {"memory": "", "files": "", "valkey": "", "s3": ""}
+"""Kinds of backends that each store knows; they lack nothing."""
 
 
 class Disk:
@@ -220,7 +222,7 @@ class TierWorld(CoreWorld):
         self.pids += 1
         self.content.setdefault(place, {})
         store = self.stores[place] = SimStore(self, place, self.pids)
-        store.say(StoreReady(*place, self.pids))
+        store.say(StoreReady(*place, self.pids, kinds=KINDS))
         store.figures()
 
     def kill(self, place, *, reported=True):

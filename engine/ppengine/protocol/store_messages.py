@@ -139,6 +139,8 @@ class StoreReady(msgspec.Struct, tag="store-ready", array_like=True):
     pid: int
     node: str = ""
     """Name of its node, whose pid that is; empty: the engine's own host."""
+    kinds: dict[str, str] = {}
+    """Kinds of backends that are installed where it runs, each with what it lacks, or an empty text."""
 
 
 class Weights(msgspec.Struct, tag="weights", array_like=True):

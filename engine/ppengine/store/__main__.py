@@ -24,7 +24,7 @@ from ppengine.protocol.frames import Codec, ProtocolError, encode
 from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import BackendSpec, StoreReady, ToStore, Weights
 from ppengine.store import weight_hash
-from ppengine.store.backend_kinds import make_backend
+from ppengine.store.backend_kinds import known_kinds, make_backend
 from ppengine.store.job import Home
 from ppengine.store.lane import Lane
 from ppengine.store.store import Store
@@ -75,6 +75,7 @@ class Process:
         os.set_blocking(self._wake_read, False)
         self._store = Store(place, len(config.groups), self._send, self.post, time.monotonic, self._make_lane)
         self._weights: Weights | None = None
+        self._kinds = known_kinds()
         self._stopped = False
         self._connected = False
         self._lost = False
@@ -175,7 +176,7 @@ class Process:
             self._poller.register(source, zmq.POLLIN)
         self._lost = self._connected = False
         self._config.connect(self._socket, "stores")
-        self._send(StoreReady(*self._place, os.getpid(), self._config.node))
+        self._send(StoreReady(*self._place, os.getpid(), self._config.node, self._kinds))
         if self._weights is not None:
             self._send(self._weights)
 

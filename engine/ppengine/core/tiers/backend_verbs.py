@@ -115,6 +115,8 @@ class BackendVerbs:
             raise CommandError("DOES_NOT_FIT", f"there are {BACKENDS_MOST} backends, the most; remove one first")
         if private := desk.links.private_slots:
             raise CommandError("UNSUPPORTED", f"{private}; start the engine with a backend in the profile")
+        if why := desk.links.why_not_kind(verb.kind):
+            raise CommandError("UNSUPPORTED", why)
         config = BackendConfig(
             kind=verb.kind, url=verb.url, quota_gib=verb.quota_gib, write=verb.write, timeout_ms=verb.timeout_ms
         )

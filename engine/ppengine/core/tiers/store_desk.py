@@ -78,7 +78,7 @@ class StoreDesk:
         match message:
             case StoreReady():
                 self._lose(record, f"{record.name} was restarted")
-                record.restart(message.pid, message.node, self._clock())
+                record.restart(message, self._clock())
                 self.finder.wake()
             case StoreFigures():
                 self.links.take_figures(record, message)

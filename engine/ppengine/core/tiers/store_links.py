@@ -101,6 +101,15 @@ class StoreLinks:
         """Return the readiness reports of the stages."""
         return {record.place: record.ready for record in self._stages if record.ready is not None}
 
+    def why_not_kind(self, kind: str) -> str:
+        """Return why a store cannot open backends of a kind, in one line; empty: all that have come can."""
+        for record in self.records.values():
+            if record.kinds and kind not in record.kinds:
+                return f"{record.name} has no backend of kind {kind}; it has {', '.join(record.kinds)}"
+            if lack := record.kinds.get(kind):
+                return f"{kind} {lack}"
+        return ""
+
     @property
     def private_slots(self) -> str:
         """Name of a stage whose slots no store can map, in one line; empty if there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import BackendFigures, StoreFigures
+from ppengine.protocol.store_messages import BackendFigures, StoreFigures, StoreReady
 
 SILENT_S = 5.0
 """Seconds without figures, which come twice a second, after which a store gets no job."""
@@ -23,6 +23,8 @@ class StoreRecord:
     """None: it has not come, or its pid is not known."""
     node: str = ""
     """Name of its node, whose pid that is; empty: the engine's own host."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Kinds of backends that it knows, each with what it lacks; none: it has not come."""
     seen: float | None = None
     """Time of its newest message; None: it has not come."""
     pool: int = 0
@@ -35,10 +37,10 @@ class StoreRecord:
     totals: dict[str, dict[str, int]] = field(default_factory=dict)
     """Counters of its processes before this one, by backend."""
 
-    def restart(self, pid: int, node: str, now: float) -> None:
+    def restart(self, ready: StoreReady, now: float) -> None:
         """Note that its process is new: it has nothing."""
         self.lose()
-        self.pid, self.node, self.seen = pid, node, now
+        self.pid, self.node, self.kinds, self.seen = ready.pid, ready.node, ready.kinds, now
 
     def lose(self) -> None:
         """Note that its process is dead; its counters stay."""
@@ -47,7 +49,7 @@ class StoreRecord:
             for counter in _COUNTERS:
                 kept[counter] += getattr(figures, counter)
         self.figures.clear()
-        self.pid, self.seen = None, None
+        self.pid, self.kinds, self.seen = None, {}, None
         self.pool, self.namespace, self.changes = 0, b"", 0
 
     def take(self, message: StoreFigures) -> None:
