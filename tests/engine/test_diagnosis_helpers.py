@@ -111,6 +111,33 @@ def test_children_of_the_core_are_found_by_their_modules() -> None:
             child.kill()
 
 
+def test_the_fork_server_is_found_beside_the_listed_children_of_the_supervisor() -> None:
+    code = "import time; time.sleep(600)"
+    forkserver = subprocess.Popen([sys.executable, "-c", code, "ppengine.supervisor.launch.forkserver"])
+    stage = subprocess.Popen([sys.executable, "-c", code, "ppengine.stage.worker"])
+    try:
+        for child in (forkserver, stage):
+            until(lambda pid=child.pid: b"ppengine." in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(forkserver.pid, signal.SIGSTOP)
+        until(lambda: (read_stat(forkserver.pid) or pytest.fail("it has ended")).state == "T")
+        listed = [
+            ProcessInfo(role="supervisor", stage=None, rank=None, pid=os.getpid()),
+            ProcessInfo(role="stage", stage=0, rank=0, pid=stage.pid),
+        ]
+        watch = HelperWatch([], [])
+        watch.look(SECOND, listed, {"supervisor": Sign(SECOND)})
+        seen = {one.pid: one for one in watch.look(4 * SECOND, listed, {"supervisor": Sign(4 * SECOND)})}
+        assert stage.pid not in seen
+        (verdict,) = found(seen[forkserver.pid])
+        name = f"forkserver (child of supervisor, pid {forkserver.pid})"
+        assert verdict.summary == f"{name} is stopped by a signal (state T)"
+        assert "no stage can be started" in verdict.evidence[1] and verdict.suggest == f"kill -CONT {forkserver.pid}"
+    finally:
+        for child in (forkserver, stage):
+            child.kill()
+            child.wait()
+
+
 @pytest.fixture
 def sleeper() -> Iterator[int]:
     with subprocess.Popen(["sleep", "600"]) as process:

@@ -1,4 +1,4 @@
-"""Evidence of processes beside the pipeline: HTTP, texts, supervisor, agent, and children of core, HTTP and texts.
+"""Evidence of processes beside the pipeline: HTTP, texts, supervisor, fork server, agent, children of core and others.
 
 Steps go on without them.
 """

@@ -18,6 +18,7 @@ from ppengine.protocol.stage_samples import TRACED
 _EFFECTS = {
     "supervisor": "requests go on; no process that ends is restarted, and a stop ends core and stages alone",
     "texts": "requests and prompts of token ids go on; texts of consoles wait, stop texts are found late",
+    "forkserver": "requests go on; no stage can be started, so a lost one does not come back",
     "agent": "requests go on; stages are not sampled, so their faults are named late or not at all",
 }
 
@@ -78,10 +79,10 @@ def _kind(one: HelperEvidence) -> str:
 
 def _effect(one: HelperEvidence) -> str:
     """Return the work that waits for a process."""
-    if one.parent:
-        return "requests that need it wait until another one takes its place; the others go on"
     if one.role in _EFFECTS:
         return _EFFECTS[one.role]
+    if one.parent:
+        return "requests that need it wait until another one takes its place; the others go on"
     share = "new connections wait" if one.of == 1 else f"1 of {one.of} new connections waits"
     answers = f"{one.open} open answer{'' if one.open == 1 else 's'}"
     return f"steps go on; {share} for it, as do {answers} of its newest report"

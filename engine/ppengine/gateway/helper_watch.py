@@ -1,6 +1,7 @@
 """Looks at the processes beside the pipeline: their kernel state, and the ages of their reports.
 
 Children of core, HTTP processes and texts, as those for grammars, send no report to the gateway: their state counts.
+So does that of the fork server, a child of the supervisor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class HelperWatch:
 
     def __init__(self, http_roles: Iterable[str], text_roles: Iterable[str]) -> None:
         self._http_roles = list(http_roles)
-        self._parents = {"core", *self._http_roles, *text_roles}
+        self._parents = {"core", "supervisor", *self._http_roles, *text_roles}
         self._roles = {*self._http_roles, *text_roles, "supervisor", "agent"}
         self._seen: tuple[HelperEvidence, ...] = ()
         self._seen_ns = 0
@@ -57,8 +58,9 @@ class HelperWatch:
         present = [one for one in here if one.role in self._roles]
         parents = {one.pid: one.role for one in here if one.role in self._parents}
         born = [
-            (parents[parent], ProcessInfo(role=module.split(".")[1], stage=None, rank=None, pid=pid))
+            (parents[parent], ProcessInfo(role=module.split(".")[-1], stage=None, rank=None, pid=pid))
             for pid, (parent, module) in children(parents).items()
+            if parents[parent] != "supervisor" or module.endswith(".forkserver")  # It lists its other children.
         ]  # fmt: skip
         pids = [one.pid for one in present] + [one.pid for _, one in born]
         self._first = {pid: self._first.get(pid, now_ns) for pid in pids}
