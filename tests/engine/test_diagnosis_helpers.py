@@ -19,7 +19,7 @@ from ppengine.diagnosis.evidence import CoreEvidence
 from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.diagnosis.tracker import EvidenceTracker
 from ppengine.gateway.helper_watch import HelperWatch, Sign
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, Unanswered
 from ppengine.protocol.snapshot import Verdict
 
 SECOND = 1_000_000_000
@@ -97,6 +97,25 @@ def test_a_stopped_child_of_the_core_is_the_cause_why_nothing_is_scheduled() -> 
     remove(config)
 
 
+def test_a_busy_child_of_the_core_is_named_in_its_place_when_its_answer_is_late() -> None:
+    config, tracker = make_config(), EvidenceTracker(2, 10.0)
+    child = HelperEvidence(role="grammar", parent="core", pid=9, process_state="R", reported=False)
+
+    def judged(at_s: float, owes_for_s: float | None) -> list[Verdict]:
+        report = core_report(config, mono_ns=int(at_s * SECOND), steps_in_flight=[])
+        report.queues.running = 1
+        helper = replace(child, owes_for_s=owes_for_s)
+        return diagnose(tracker.build(report.mono_ns, report, {}, None, (5, "S"), helpers=(helper,)))
+
+    assert not judged(10, None) and not judged(11, 1.0) and not judged(12.5, 2.5)
+    (verdict,) = judged(14, 4.0)
+    assert (verdict.cause, verdict.since_s) == ("process", 4.0)
+    assert verdict.summary == "grammar (child of core, pid 9) has not answered the core for 4.0s"
+    assert verdict.suggest == "kill -KILL 9 (another one is started)"
+    assert not judged(15, None) and [verdict.cause for verdict in judged(18.5, None)] == ["core"]
+    remove(config)
+
+
 def test_children_of_the_core_are_found_by_their_modules() -> None:
     """A child of this test has the command line of a process for grammars."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "ppengine.grammar"]) as child:
@@ -104,9 +123,10 @@ def test_children_of_the_core_are_found_by_their_modules() -> None:
             # A process that begins has no command line for a moment.
             until(lambda: b"ppengine.grammar" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
             core = ProcessInfo(role="core", stage=None, rank=None, pid=os.getpid())
-            found = {seen.pid: seen for seen in HelperWatch([], []).look(SECOND, [core], {})}
+            late = [Unanswered(pid=child.pid, for_s=2.0)]
+            found = {seen.pid: seen for seen in HelperWatch([], []).look(SECOND, [core], {}, late)}
             seen = found[child.pid]  # Other tests of this process may have left children, too.
-            assert (seen.role, seen.parent, seen.silent_for_s) == ("grammar", "core", 0.0)
+            assert (seen.role, seen.parent, seen.silent_for_s, seen.owes_for_s) == ("grammar", "core", 0.0, 2.0)
         finally:
             child.kill()
 

@@ -25,7 +25,7 @@ from ppengine.core.grammar_process import (
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 from ppengine.protocol.token_mask import TokenMask
 
@@ -193,6 +193,25 @@ def test_one_question_that_ends_two_processes_alone_is_to_blame_and_no_other(des
     assert desk.turn() == [3]
     desk.answer()
     assert desk.ended[3] == Masked(MASK) and not desk.ended[2].later
+
+
+def test_a_child_is_reported_while_an_output_waits_for_it(desk: Desk) -> None:
+    desk.ask(0, [])
+    desk.ask(1, [4])
+    desk.turn(ready=False)
+    assert MaskProcesses([desk.process]).unanswered == []
+    desk.now += 2
+    assert MaskProcesses([desk.process]).unanswered == [Unanswered(pid=1, for_s=2.0)], "it is still starting"
+    desk.turn()
+    assert desk.process.unanswered is None
+    desk.now += 3
+    assert desk.process.unanswered == Unanswered(pid=1, for_s=3.0)
+    desk.answer()
+    assert desk.process.unanswered is None
+    desk.ask(0, [], "y")
+    desk.turn()
+    desk.now += 5
+    assert desk.process.unanswered is None, "no output waits for a grammar that is compiled ahead"
 
 
 def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:

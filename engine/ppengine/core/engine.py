@@ -151,8 +151,9 @@ class Engine:
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
         self.reporter = Reporter(
-            config, stages, tracker, health, requests, operations, checks, rules, TierReport(tiers, clock), clock, began
-        )
+            config, stages, tracker, health, requests, operations, checks, rules, TierReport(tiers, clock),
+            constraints.masks, clock, began,
+        )  # fmt: skip
         self._state = LiveState(
             config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
             self.commands, rules, tiers, self.feed, journal.full, began, restored,

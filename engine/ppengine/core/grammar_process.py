@@ -19,6 +19,7 @@ from ppengine.common.one_line import one_line
 from ppengine.core.grammar_asks import Ask, Masked, Taken, fits
 from ppengine.protocol.frames import encode
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions
+from ppengine.protocol.reports import Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 
 log = logging.getLogger("ppengine.core")
@@ -30,6 +31,8 @@ START_S = 30.0
 """Seconds for the start of the process, which reads the tokenizer."""
 AGAIN_S = 1.0
 """Seconds between two starts, if the first has failed."""
+OWED_S = 1.0
+"""Seconds for an answer from which reports have it."""
 STARTS_MOST = 3
 """Starts that fail in a row before grammars that wait are refused."""
 COMPILES_MOST = 8
@@ -86,6 +89,18 @@ class GrammarProcess:
     _killed: list[Child] = field(init=False, default_factory=list)
     """Children that were killed and whose exit status has not come."""
     _count: int = field(init=False, default=0)
+
+    @property
+    def unanswered(self) -> Unanswered | None:
+        """How long an output has waited for this child; None: none does, or not for long."""
+        if self._child is None:
+            return None
+        if self._ready:
+            since = min((ask.given_at for ask in self._given.values() if ask.matcher), default=None)
+        else:
+            since = self._start_by - START_S if any(ask.matcher for ask in self._waiting) else None
+        for_s = 0.0 if since is None else self._clock() - since
+        return Unanswered(pid=self._child.pid, for_s=for_s) if for_s >= OWED_S else None
 
     @property
     def full(self) -> bool:

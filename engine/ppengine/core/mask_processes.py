@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.core.grammar_asks import Ask, Taken
 from ppengine.core.grammar_process import GrammarProcess
+from ppengine.protocol.reports import Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 
 PROCESSES_MOST = 4
@@ -68,6 +69,11 @@ class MaskProcesses:
         """End the one of them that has sent a message which cannot be decoded."""
         for process in self.processes:
             process.take_malformed(name, fault)
+
+    @property
+    def unanswered(self) -> list[Unanswered]:
+        """Those for which an output has waited for some time."""
+        return [late for process in self.processes if (late := process.unanswered) is not None]
 
     def advance(self) -> None:
         """Send what waits, and watch them."""

@@ -13,6 +13,7 @@ from ppengine.core.host_tier import host_tier
 from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
+from ppengine.core.mask_processes import MaskProcesses
 from ppengine.core.operations import Operations
 from ppengine.core.scheduler import wait_reasons
 from ppengine.core.scheduler.request import Request
@@ -41,6 +42,7 @@ class Reporter:
     _checks: Checks
     _rules: ClientRules
     _tiers: TierReport
+    _masks: MaskProcesses
     _clock: Callable[[], float]
     _began: float
     """Start of the core, in seconds of the clock."""
@@ -57,7 +59,7 @@ class Reporter:
             kv_used=None, kv_cached=None, kv_free=None, swap_used=None, steps_in_flight=self._tracker.numbers,
             preemptions_total=0, prefix_hit_tokens_total=0, dropped_total=dropped,
             latency=self._requests.latencies.info(),
-            findings=self._checks.findings(), rules=self._rules.rules(),
+            findings=self._checks.findings(), rules=self._rules.rules(), unanswered=self._masks.unanswered,
         )  # fmt: skip
         if serving is not None:
             scheduler = serving.scheduler

@@ -61,6 +61,8 @@ HEALED_TOLD_S = 5.0
 operator needs time to read the verdict."""
 HELPER_SILENT_S, HELPER_STARTS_S = 5.0, 60.0
 """Seconds without the report that a process beside the pipeline sends each second, and without its first one."""
+HELPER_OWES_S = 3.0
+"""Seconds for which the core waits for a grammar process, which it ends after ten. Most answers take milliseconds."""
 STORE_GONE_S = 1.0
 """A store that ends is restarted before this, and no fault."""
 STORE_SILENT_S, STORE_IDLE_SILENT_S = 1.5, 3.0

@@ -28,6 +28,8 @@ class HelperEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Age of its newest report, or of its first sight before it; children send none."""
     reported: bool = True
     """Whether a report has come since it began."""
+    owes_for_s: float | None = None
+    """Seconds for which the core has waited for an answer of it; None: it owes none, or not for long."""
     open: int = 0
     """Answers that an HTTP process had open at its newest report."""
     of: int = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import NamedTuple
 
-from ppengine.diagnosis.budgets import HELPER_SILENT_S, HELPER_STARTS_S, STOPPED_AFTER_S, TRACED_AFTER_S
+from ppengine.diagnosis.budgets import HELPER_OWES_S, HELPER_SILENT_S, HELPER_STARTS_S, STOPPED_AFTER_S, TRACED_AFTER_S
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.diagnosis.phrases import let_go, seconds, thaw
@@ -61,6 +61,9 @@ def _trouble(one: HelperEvidence) -> _Trouble | None:
         how, suggest = f"is stopped by {one.tracer or 'a tracer'} (state t)", let_go(one.tracer)
     elif one.process_state == "T" and stopped >= STOPPED_AFTER_S:
         how, suggest = "is stopped by a signal (state T)", f"kill -CONT {one.pid}"
+    elif one.stopped_for_s is None and one.owes_for_s is not None and one.owes_for_s >= HELPER_OWES_S:
+        silent = one.owes_for_s
+        how, suggest = f"has not answered the core for {seconds(silent)}", _restart(one)
     elif not one.reported and silent >= HELPER_STARTS_S:
         how, suggest = f"has not come up for {seconds(silent)}", "ppconsole logs"
     elif one.reported and one.stopped_for_s is None and silent >= HELPER_SILENT_S:
@@ -91,5 +94,5 @@ def _effect(one: HelperEvidence) -> str:
 def _restart(one: HelperEvidence) -> str:
     if one.role == "supervisor":
         return f"py-spy dump --pid {one.pid} (its end is that of the engine, without serve --restart)"
-    lost = "" if one.role in _EFFECTS else "; its open answers are lost"
+    lost = "" if one.parent or one.role in _EFFECTS else "; its open answers are lost"
     return f"kill -KILL {one.pid} (another one is started{lost})"

@@ -86,7 +86,7 @@ class EvidenceTracker:
         stages = tuple(replace(stage, stack=known.get((stage.stage, stage.pid or 0))) for stage in stages)
         if core_state is not None:
             core_state = core_state[0], _stop_state(core_state[1], core_frozen)
-        if any(each.parent == "core" and each.stopped_for_s is not None for each in helpers):
+        if any(each.parent == "core" and (each.stopped_for_s, each.owes_for_s) != (None, None) for each in helpers):
             self._unscheduled = None  # Requests may wait for it, as for the one that makes masks.
         seen = self._core(now_ns, core, newest_process(listed, "core"), core_state, core_tracer)
         seen = replace(seen, frozen=core_frozen)

@@ -284,7 +284,8 @@ class Collector:
             signs["texts"] = Sign(self._texts_ns)
         if self.processes.report is not None:
             signs["supervisor"] = Sign(self.processes.report.mono_ns)
-        return self._helpers.look(now_ns, self.processes.listed, signs)
+        late = () if self.core is None else self.core.unanswered
+        return self._helpers.look(now_ns, self.processes.listed, signs, late)
 
     def texts_alive(self) -> None:
         """Note a sign of life of the process of texts."""

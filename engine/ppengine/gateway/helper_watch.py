@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ppengine.common.cgroup_limits import frozen_by
 from ppengine.common.procfs import cgroups, children, read_stat, tracer
 from ppengine.diagnosis.helper_evidence import HelperEvidence
-from ppengine.protocol.reports import ProcessInfo
+from ppengine.protocol.reports import ProcessInfo, Unanswered
 from ppengine.protocol.stage_samples import TRACED
 
 LOOK_NS = 500_000_000
@@ -50,8 +50,13 @@ class HelperWatch:
         self._from = dict.fromkeys(self._from, now_ns)
         self._seen_ns = 0
 
-    def look(self, now_ns: int, listed: Iterable[ProcessInfo], signs: Mapping[str, Sign]) -> tuple[HelperEvidence, ...]:
-        """Return the evidence on those of `listed` that run on this host. `signs`: the newest reports, by role."""
+    def look(
+        self, now_ns: int, listed: Iterable[ProcessInfo], signs: Mapping[str, Sign], late: Iterable[Unanswered] = ()
+    ) -> tuple[HelperEvidence, ...]:
+        """Return the evidence on those of `listed` that run on this host. `signs`: the newest reports, by role.
+
+        `late`: children that have not answered the core.
+        """
         if now_ns - self._seen_ns < LOOK_NS:
             return self._seen
         here = [one for one in listed if one.pid and not one.node and one.exit_code is None]
@@ -67,7 +72,11 @@ class HelperWatch:
         self._from = {pid: self._from.get(pid, first) for pid, first in self._first.items()}
         self._stopped = {pid: since for pid, since in self._stopped.items() if pid in self._first}
         found = [self._look(now_ns, one, signs.get(one.role)) for one in present]
-        found += [replace(self._look(now_ns, one, None), parent=role, silent_for_s=0.0) for role, one in born]
+        owed = {each.pid: each.for_s for each in late}
+        found += [
+            replace(self._look(now_ns, one, None), parent=role, silent_for_s=0.0, owes_for_s=owed.get(one.pid))
+            for role, one in born
+        ]
         self._seen, self._seen_ns = tuple(found), now_ns
         return self._seen
 

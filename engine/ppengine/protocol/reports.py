@@ -137,6 +137,13 @@ class HeldTurns(msgspec.Struct, kw_only=True):
     """Newest frames of the code that took most of it, newest first: `function file:line`."""
 
 
+class Unanswered(msgspec.Struct, kw_only=True, frozen=True):
+    """A child of the core that has owed the answer to a question for some time: a request waits for it."""
+
+    pid: int
+    for_s: float
+
+
 class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """The scheduler's side, `publish_hz` times a second."""
 
@@ -166,6 +173,8 @@ class CoreReport(msgspec.Struct, tag="core", kw_only=True):
     """KV tiers; None if the profile has none."""
     held: HeldTurns | None = None
     """Long turns of the last seconds; None without any."""
+    unanswered: list[Unanswered] = []
+    """Grammar processes whose answer is late, one each."""
 
 
 UNKNOWN_STATUS = 256
