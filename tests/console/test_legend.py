@@ -120,7 +120,13 @@ def request_rows() -> list[Row]:
     info = snapshots.stuck().requests[0]
     found = snapshots.detail(info)
     found = msgspec.structs.replace(
-        found, why="held", host_blocks=[1, 2], prompt_token_ids=[1], output_token_ids=[2], history=["x"]
+        found,
+        why="held",
+        host_blocks=[1, 2],
+        prompt_token_ids=[1],
+        output_token_ids=[2],
+        history=["x"],
+        bad_words=["king"],
     )
     return drilldown.request_rows(info, found, "", 160) + drilldown.request_rows(info, None, "", 160)
 

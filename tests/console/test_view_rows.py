@@ -479,9 +479,11 @@ def test_request_detail_has_the_numbers():
     found = snapshots.detail(info)
     found.priority = -7
     text = "\n".join(texts(drilldown.request_rows(info, found, "", 80)))
-    assert "priority      -7" in text
+    assert "priority      -7" in text and "bad words" not in text
     assert "finished      -" in text, "it runs: `?` is for figures that are not known"
     assert "need 121, have 100" in text and "503 tokens" in text and "no device blocks" in text
+    found.bad_words = ["king", "a\x1b[31m queen"]
+    assert '  bad words     "king" "a queen"' in texts(drilldown.request_rows(info, found, "", 80))
     gone = texts(drilldown.request_rows(None, None, "NOT_FOUND", 80))
     assert "NOT_FOUND" in gone[0] and "not in the engine" in gone[1]
 

@@ -62,3 +62,11 @@ def test_a_text_grows_with_its_request_and_is_cut_at_a_stop_text(world: World) -
 def test_another_request_of_the_same_name_has_its_own_stop_texts(world: World) -> None:
     assert world.look(sampling=SamplingParams(stop=["END"])).output_text == " a time "
     assert world.look().output_text == " a time END there was"
+
+
+def test_bad_words_are_texts_each_once(world: World) -> None:
+    ids = [sequence for word in ("king", "Once upon") for sequence in TINY.encode_bad_word(word)]
+    assert len(ids) == 4
+    detail = world.look(sampling=SamplingParams(bad_words_ids=ids))
+    assert detail.bad_words == ["king", "Once upon"] and detail.sampling.bad_words_ids == ids
+    assert world.look().bad_words == []

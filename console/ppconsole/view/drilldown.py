@@ -64,6 +64,8 @@ def request_rows(info: RequestInfo | None, detail: RequestDetail | None, problem
     flight = " ".join(f"m{number}" for number in detail.in_flight) or "nothing in flight"
     rows += field("steps", flight, "", width)
     rows += grid(_request_numbers(detail), width)
+    if detail.bad_words:
+        rows += field("bad words", " ".join(f'"{clean(text)}"' for text in detail.bad_words), "", width)
     if detail.sources is not None:
         rows += field("came from", sources_text(detail.sources, detail.prompt_tokens), "", width)
     rows += [EMPTY, heading("TIMING", width), *grid(_request_timing(detail), width)]

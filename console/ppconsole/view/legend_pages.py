@@ -46,6 +46,7 @@ REQUEST_FIELDS = Section("STATE AND COUNTS", {
     "preemptions": "times its blocks were taken",
     "swaps": "times it was swapped out",
     "sampling": "T temperature, p top-p, k top-k, or greedy; adjusted: penalties, min-p, bias, bad or allowed tokens",
+    "bad words": "texts that its output must not have",
     "seed": "seed of the sampling", "priority": "the smaller starts first of those that wait",
     "blocks": "KV blocks on the device",
 })  # fmt: skip

@@ -51,6 +51,8 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     output_text: str = ""
     prompt_text: str = ""
     """Text of the prompt's tokens; empty if the engine has no tokenizer."""
+    bad_words: list[str] = []
+    """Texts of `sampling.bad_words_ids`, without spaces around; none if the engine has no tokenizer."""
     history: list[str] = []
     """State changes, oldest first: `0.012s waiting > running`."""
     principal: str = ""

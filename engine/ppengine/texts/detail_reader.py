@@ -28,6 +28,7 @@ class _Known:
     prompt: TokenIds
     sampling: SamplingParams
     prompt_text: str
+    bad_words: list[str]
     sample: SampleText
     tokens: TokenIds = field(default_factory=compact)
 
@@ -67,7 +68,9 @@ class DetailReader:
             prompt, sampling = detail.prompt_token_ids, detail.sampling
             sample = text_of(prompt, sampling, self._tokenizer, self._eos, speaks=True)
             text = self._tokenizer.decode(prompt)
-            known = self._known[detail.id] = _Known(compact(prompt), sampling, text, sample)
+            # Most words have two sequences, one with a space in front.
+            banned = dict.fromkeys(self._tokenizer.decode(ids).strip() for ids in sampling.bad_words_ids)
+            known = self._known[detail.id] = _Known(compact(prompt), sampling, text, list(banned), sample)
             if len(self._known) > KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(detail.id)
@@ -75,7 +78,9 @@ class DetailReader:
         # Only a stop token matters among the reasons.
         sample.take(0, detail.output_token_ids, (detail.why if detail.why == "stop" else "over") if over else None)
         known.tokens = compact(detail.output_token_ids)
-        texts = msgspec.structs.replace(detail, prompt_text=known.prompt_text, output_text=sample.text)
+        texts = msgspec.structs.replace(
+            detail, prompt_text=known.prompt_text, output_text=sample.text, bad_words=known.bad_words
+        )  # fmt: skip
         if sample.stopped:
             texts.output_token_ids, texts.output_tokens = detail.output_token_ids[: sample.kept], sample.kept
             texts.why = "stop" if over else texts.why
