@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 from core_world import VOCAB, CoreWorld
 from ppengine.core.journal_records import DECODER, ENCODER, Entered
@@ -144,3 +145,28 @@ def test_bad_words_become_tokens_and_the_journal_keeps_them() -> None:
     assert entered.sampling.bad_words_ids == [[7], [5, 6], [37, 6]]
     after = follow(world, has_tokenizer=True)
     assert after.scheduler.queues.requests["a"].sampling == entered.sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"best_of": 2}, "best_of=2 is refused: it must be n: ask for n continuations"),
+        ({"n": 2, "best_of": 3}, "best_of=3 is refused: it must be n: ask for n continuations"),
+        ({"use_beam_search": True}, "use_beam_search=True is refused: this engine samples each continuation by itself"),
+        ({"skip_special_tokens": False}, "skip_special_tokens=False is refused: the text has no special tokens"),
+        ({"guided_decoding": "x"}, "guided_decoding='x' is refused: give structured_outputs"),
+    ],
+)
+def test_an_argument_of_vllm_is_refused_with_the_reason(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SamplingParams(**fields)
+
+
+def test_an_argument_of_vllm_is_taken_where_it_changes_nothing() -> None:
+    taken = {"use_beam_search": False, "skip_special_tokens": True, "length_penalty": 1.0, "guided_decoding": None}
+    assert SamplingParams(n=2, best_of=2, **cast("dict[str, Any]", taken)) == SamplingParams(n=2)
+    assert SamplingParams(**cast("dict[str, Any]", {"best_of": 1})) == SamplingParams()
+    with pytest.raises(TypeError, match="best_off"):
+        SamplingParams(**cast("dict[str, Any]", {"best_off": 1}))
+    with pytest.raises(msgspec.ValidationError, match="best_of"):
+        msgspec.json.decode(b'{"best_of": 1}', type=SamplingParams)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from ppengine.common.config import ConfigError
+from ppengine.protocol.foreign_arguments import Foreign
 from ppengine.protocol.sampling import MAX_LOGPROBS
-
-
-class _Foreign(NamedTuple):
-    """An argument that this engine does not have."""
-
-    taken: tuple[object, ...]
-    """Values that change nothing, beside None."""
-    reason: str
-    """Reason why others are refused, or the other way to the same end."""
-
 
 _BOTH = (False, True)
 _LORA = "this engine has no LoRA adapters; merge them into the weights"
@@ -30,71 +21,71 @@ _SPECULATION = "this engine does not speculate"
 _EXPERTS = "this engine runs no mixture of experts"
 _GRAPHS = "decode steps are CUDA graphs; enforce_eager=True runs them without"
 
-FOREIGN: dict[str, _Foreign] = {
-    "additional_config": _Foreign(({},), "it is for other platforms of vLLM"),
-    "allowed_local_media_path": _Foreign(("",), _MEDIA),
-    "async_scheduling": _Foreign(_BOTH, ""),
-    "attention_backend": _Foreign((), "this engine has its own attention kernels"),
-    "compilation_config": _Foreign(({}, 0, 1, 2, 3), _GRAPHS),
-    "config_format": _Foreign(("auto", "hf"), _SETTINGS),
-    "convert": _Foreign(("auto", "none"), "this engine generates text alone"),
-    "cpu_offload_gb": _Foreign((0,), _OFFLOAD),
-    "cuda_graph_sizes": _Foreign(([],), _GRAPHS),
-    "data_parallel_size": _Foreign((1,), "start an engine a copy, each with its own LLM"),
-    "disable_cascade_attn": _Foreign(_BOTH, ""),
-    "disable_custom_all_reduce": _Foreign(_BOTH, ""),
-    "disable_log_requests": _Foreign(_BOTH, ""),
-    "disable_log_stats": _Foreign(_BOTH, ""),
-    "disable_sliding_window": _Foreign((False,), "the model's config.json decides"),
-    "download_dir": _Foreign((), "XDG_CACHE_HOME names the cache of models"),
-    "enable_expert_parallel": _Foreign((False,), _EXPERTS),
-    "enable_lora": _Foreign((False,), _LORA),
-    "enable_prompt_embeds": _Foreign((False,), "prompts are texts or token ids"),
-    "enable_sleep_mode": _Foreign((False,), "this engine does not sleep; close it, or lower its memory by set-memory"),
-    "fully_sharded_loras": _Foreign((False,), _LORA),
-    "generation_config": _Foreign(("vllm",), "SamplingParams says all; stop tokens of the checkpoint are always read"),
-    "guided_decoding_backend": _Foreign(("auto", "guidance"), _MASKS),
-    "hf_overrides": _Foreign(({},), _SETTINGS),
-    "hf_token": _Foreign((), "HF_TOKEN in the environment is read"),
-    "kv_cache_dtype": _Foreign(("auto",), _KEYS),
-    "kv_cache_memory_bytes": _Foreign((), _BLOCKS),
-    "kv_transfer_config": _Foreign((), "a Profile has KV tiers: tiers.host and tiers.backends"),
-    "limit_mm_per_prompt": _Foreign(({},), _MEDIA),
-    "logits_processors": _Foreign(([],), "SamplingParams has penalties, logit_bias and bad_words"),
-    "max_logprobs": _Foreign(tuple(range(MAX_LOGPROBS + 1)), f"at most {MAX_LOGPROBS} log-probabilities a token"),
-    "max_lora_rank": _Foreign((16,), _LORA),
-    "max_loras": _Foreign((1,), _LORA),
-    "max_seq_len_to_capture": _Foreign((8192,), _GRAPHS),
-    "mm_processor_kwargs": _Foreign(({},), _MEDIA),
-    "model_impl": _Foreign(("auto", "vllm"), "this engine has its own layers"),
-    "num_gpu_blocks_override": _Foreign((), _BLOCKS),
-    "num_speculative_tokens": _Foreign((0,), _SPECULATION),
-    "override_generation_config": _Foreign(({},), "SamplingParams says all"),
-    "prefix_caching_hash_algo": _Foreign(("builtin", "sha256", "sha256_cbor", "xxhash"), "it has one hash of its own"),
-    "quantization": _Foreign((), "weights are those of safetensors in float64, float32, bfloat16 or float16"),
-    "reasoning_parser": _Foreign(("",), "the HTTP port alone splits off reasoning"),
-    "rope_scaling": _Foreign(({},), _SETTINGS),
-    "runner": _Foreign(("auto", "generate"), "this engine generates text alone"),
-    "safetensors_load_strategy": _Foreign(("lazy", "eager"), "stages read their share of safetensors"),
-    "scheduling_policy": _Foreign(("fcfs", "priority"), "requests start by priority, then by arrival"),
-    "served_model_name": _Foreign((), "offline requests name no model"),
-    "speculative_config": _Foreign((), _SPECULATION),
-    "speculative_model": _Foreign((), _SPECULATION),
-    "structured_outputs_config": _Foreign(({}, {"backend": "auto"}, {"backend": "guidance"}), _MASKS),
-    "task": _Foreign(("auto", "generate"), "this engine generates text alone"),
-    "tokenizer": _Foreign((), _FOLDER),
-    "tokenizer_mode": _Foreign(("auto", "hf"), _FOLDER),
-    "tokenizer_revision": _Foreign((), _FOLDER),
-    "use_tqdm_on_load": _Foreign(_BOTH, ""),
+FOREIGN: dict[str, Foreign] = {
+    "additional_config": Foreign(({},), "it is for other platforms of vLLM"),
+    "allowed_local_media_path": Foreign(("",), _MEDIA),
+    "async_scheduling": Foreign(_BOTH, ""),
+    "attention_backend": Foreign((), "this engine has its own attention kernels"),
+    "compilation_config": Foreign(({}, 0, 1, 2, 3), _GRAPHS),
+    "config_format": Foreign(("auto", "hf"), _SETTINGS),
+    "convert": Foreign(("auto", "none"), "this engine generates text alone"),
+    "cpu_offload_gb": Foreign((0,), _OFFLOAD),
+    "cuda_graph_sizes": Foreign(([],), _GRAPHS),
+    "data_parallel_size": Foreign((1,), "start an engine a copy, each with its own LLM"),
+    "disable_cascade_attn": Foreign(_BOTH, ""),
+    "disable_custom_all_reduce": Foreign(_BOTH, ""),
+    "disable_log_requests": Foreign(_BOTH, ""),
+    "disable_log_stats": Foreign(_BOTH, ""),
+    "disable_sliding_window": Foreign((False,), "the model's config.json decides"),
+    "download_dir": Foreign((), "XDG_CACHE_HOME names the cache of models"),
+    "enable_expert_parallel": Foreign((False,), _EXPERTS),
+    "enable_lora": Foreign((False,), _LORA),
+    "enable_prompt_embeds": Foreign((False,), "prompts are texts or token ids"),
+    "enable_sleep_mode": Foreign((False,), "this engine does not sleep; close it, or lower its memory by set-memory"),
+    "fully_sharded_loras": Foreign((False,), _LORA),
+    "generation_config": Foreign(("vllm",), "SamplingParams says all; stop tokens of the checkpoint are always read"),
+    "guided_decoding_backend": Foreign(("auto", "guidance"), _MASKS),
+    "hf_overrides": Foreign(({},), _SETTINGS),
+    "hf_token": Foreign((), "HF_TOKEN in the environment is read"),
+    "kv_cache_dtype": Foreign(("auto",), _KEYS),
+    "kv_cache_memory_bytes": Foreign((), _BLOCKS),
+    "kv_transfer_config": Foreign((), "a Profile has KV tiers: tiers.host and tiers.backends"),
+    "limit_mm_per_prompt": Foreign(({},), _MEDIA),
+    "logits_processors": Foreign(([],), "SamplingParams has penalties, logit_bias and bad_words"),
+    "max_logprobs": Foreign(tuple(range(MAX_LOGPROBS + 1)), f"at most {MAX_LOGPROBS} log-probabilities a token"),
+    "max_lora_rank": Foreign((16,), _LORA),
+    "max_loras": Foreign((1,), _LORA),
+    "max_seq_len_to_capture": Foreign((8192,), _GRAPHS),
+    "mm_processor_kwargs": Foreign(({},), _MEDIA),
+    "model_impl": Foreign(("auto", "vllm"), "this engine has its own layers"),
+    "num_gpu_blocks_override": Foreign((), _BLOCKS),
+    "num_speculative_tokens": Foreign((0,), _SPECULATION),
+    "override_generation_config": Foreign(({},), "SamplingParams says all"),
+    "prefix_caching_hash_algo": Foreign(("builtin", "sha256", "sha256_cbor", "xxhash"), "it has one hash of its own"),
+    "quantization": Foreign((), "weights are those of safetensors in float64, float32, bfloat16 or float16"),
+    "reasoning_parser": Foreign(("",), "the HTTP port alone splits off reasoning"),
+    "rope_scaling": Foreign(({},), _SETTINGS),
+    "runner": Foreign(("auto", "generate"), "this engine generates text alone"),
+    "safetensors_load_strategy": Foreign(("lazy", "eager"), "stages read their share of safetensors"),
+    "scheduling_policy": Foreign(("fcfs", "priority"), "requests start by priority, then by arrival"),
+    "served_model_name": Foreign((), "offline requests name no model"),
+    "speculative_config": Foreign((), _SPECULATION),
+    "speculative_model": Foreign((), _SPECULATION),
+    "structured_outputs_config": Foreign(({}, {"backend": "auto"}, {"backend": "guidance"}), _MASKS),
+    "task": Foreign(("auto", "generate"), "this engine generates text alone"),
+    "tokenizer": Foreign((), _FOLDER),
+    "tokenizer_mode": Foreign(("auto", "hf"), _FOLDER),
+    "tokenizer_revision": Foreign((), _FOLDER),
+    "use_tqdm_on_load": Foreign(_BOTH, ""),
 }
 """By name; one whose reason is empty has no value that changes tokens."""
-OF_CALLS: dict[str, _Foreign] = {
-    "chat_template": _Foreign((), "the chat template is that of the checkpoint; generate takes texts of any other"),
-    "chat_template_content_format": _Foreign(("auto", "string"), "templates get the text of a message as a string"),
-    "continue_final_message": _Foreign((False,), "the template ends a message; generate takes a text that goes on"),
-    "lora_request": _Foreign((), _LORA),
-    "mm_processor_kwargs": _Foreign(({},), _MEDIA),
-    "tokenization_kwargs": _Foreign(({},), "prompts are neither cut nor padded; give token ids"),
+OF_CALLS: dict[str, Foreign] = {
+    "chat_template": Foreign((), "the chat template is that of the checkpoint; generate takes texts of any other"),
+    "chat_template_content_format": Foreign(("auto", "string"), "templates get the text of a message as a string"),
+    "continue_final_message": Foreign((False,), "the template ends a message; generate takes a text that goes on"),
+    "lora_request": Foreign((), _LORA),
+    "mm_processor_kwargs": Foreign(({},), _MEDIA),
+    "tokenization_kwargs": Foreign(({},), "prompts are neither cut nor padded; give token ids"),
 }
 """Those of `generate` and `chat`."""
 _CHAT_ALONE = ("chat_", "continue_")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.foreign_arguments import TakesForeign
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.structured_outputs import StructuredOutputsParams
 
@@ -23,7 +24,9 @@ MAX_BAD_WORDS, MAX_BAD_TOKENS = 256, 1024
 """Sequences of `bad_words_ids`, and tokens in all of them. Every step compares them with the output."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, metaclass=TakesForeign
+):
     """Sampling of one request, with the names and defaults that vLLM users know.
 
     Raises ValueError (or msgspec.ValidationError on the wire) when a field is out of range.
