@@ -16,7 +16,7 @@ from ppconsole.screens.confirm import Confirm
 from ppconsole.view import clients_page, help_page
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.widgets.prompt import PromptLine
-from ppengine.protocol.clients import ClientInfo
+from ppengine.protocol.clients import ClientInfo, KeyLimit
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import Latency, SloInfo, Snapshot
 from test_tui_console import console
@@ -82,6 +82,16 @@ def test_limits_are_a_column_while_a_key_has_one() -> None:
         at = title.index("LIMIT")
         assert [line[at:].split("  ")[0].strip() for line in rest] == ["", "", "8 60/min", "", "drain"]
     assert styled(found[1:2], "warn") == ["8 60/min"]
+
+
+def test_the_limit_is_the_smaller_one_of_the_verb_and_the_file_of_keys() -> None:
+    one = clients()[1]
+    one.key_limit = KeyLimit(requests_per_minute=60, tokens_per_minute=90_000, concurrent=4)
+    assert "4 60/min 90.0k tok/min" in texts([one], 120)[1] and styled([one], "warn") == [], "no operator has set them"
+    one.most_open, one.per_minute, one.draining = 8, 30, True
+    assert styled([one], "warn") == ["4 30/min drain 90.0k to…"], "the tokens yield at last"
+    one.key_limit = KeyLimit(concurrent=9)
+    assert styled([one], "warn") == ["8 30/min drain"]
 
 
 def test_objectives_are_below_the_rows() -> None:

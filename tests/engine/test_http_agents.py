@@ -11,8 +11,9 @@ import openai
 import pytest
 from http_world import ASK, HTTP, PARAMETERS, SCRIPTS, TOOL, HttpWorld, world
 from ppengine.http.api_keys import ApiKeys
-from ppengine.http.key_limits import KeyLimit, KeyLimits
+from ppengine.http.key_limits import KeyLimits
 from ppengine.http.shared_use import SharedUse
+from ppengine.protocol.clients import KeyLimit
 from ppengine.protocol.offline import Added
 from published_schemas import errors, event_errors
 

@@ -8,7 +8,8 @@ import pytest
 from ppengine.gateway.http_clients import AWAY_S, HttpClients
 from ppengine.http import client_stats
 from ppengine.http.client_stats import ClientStats
-from ppengine.protocol.clients import ClientCounts, HttpReport
+from ppengine.protocol.clients import ClientCounts, HttpReport, KeyLimit
+from ppengine.protocol.frames import decode_as, encode
 
 CHAT = "/v1/chat/completions"
 S = 10**9
@@ -21,6 +22,7 @@ def counts(requests: int = 0, tokens: int = 0, **more: object) -> ClientCounts:
         "ttft": {},
         "itl": {},
         "took": [],
+        "limit": None,
     }
     return ClientCounts(**(fields | {"requests": requests, "tokens": tokens} | more))
 
@@ -110,3 +112,14 @@ def test_calls_that_ended_are_counted_by_their_duration(monkeypatch: pytest.Monk
     (one,) = stats.counts()
     assert one.took_s == pytest.approx(500.21)
     assert (one.took[1], one.took[-1], sum(one.took)) == (1, 1, 3), "an open call is not among them"
+
+
+def test_the_limits_of_the_file_of_keys_come_with_the_counts() -> None:
+    limit, clients = KeyLimit(concurrent=4, tokens_per_minute=90_000), HttpClients()
+    stats = ClientStats({"ann": limit})
+    for key in ("ann", "bob"):
+        stats.begin(key, CHAT).end(200)
+    body = encode(report("http0", 1, *stats.counts()))
+    clients.take(decode_as(HttpReport, body))
+    found = {one.key: one.key_limit for one in clients.infos(1 * S, [])}
+    assert found == {"ann": limit, "bob": None}

@@ -10,8 +10,9 @@ from http_world import ASK, HTTP, HttpWorld
 from ppengine.common.config import ConfigError
 from ppengine.http.api_errors import ApiError
 from ppengine.http.api_keys import ApiKeys
-from ppengine.http.key_limits import Grant, KeyLimit, KeyLimits
+from ppengine.http.key_limits import Grant, KeyLimits
 from ppengine.http.shared_use import SharedUse
+from ppengine.protocol.clients import KeyLimit
 from ppengine.protocol.offline import Added
 
 ROLES = ["http0", "http1"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ppengine.protocol.clients import ClientInfo, limits_text
+from ppengine.protocol.clients import ClientInfo, KeyLimit, limits_text
 from ppengine.protocol.snapshot import Latency
 
 from ppconsole.model.safe import clean
@@ -116,10 +116,28 @@ def _cells(client: ClientInfo) -> dict[str, Cell]:
     ttft, itl = figures.quantiles(client.ttft_ms, 1), figures.quantiles(client.itl_ms, 1)
     return {
         "key": (clean(client.key) or _NOTHING, "strong"), "route": (_route(client.route), ""), **_figures([client]),
-        "limit": (limits_text(client.most_open, client.per_minute, draining=client.draining), "warn"),
+        "limit": _limits(client),
         "ttft50": (ttft[0], ""), "ttft90": (ttft[1], ""), "ttft99": (ttft[2], ""),
         "itl50": (itl[0], ""), "itl90": (itl[1], ""), "itl99": (itl[2], ""),
     }  # fmt: skip
+
+
+def _limits(client: ClientInfo) -> Cell:
+    """Return the limits of a key: of two of a kind, by `limit` and by the file of keys, the smaller one.
+
+    They are yellow if an operator has set one: those of the file are there all the time.
+    """
+    rule = limits_text(client.most_open, client.per_minute, draining=client.draining)
+    file = client.key_limit or KeyLimit()
+    tokens = "" if file.tokens_per_minute is None else f"{count_text(file.tokens_per_minute)} tok/min"
+    most_open = _least(client.most_open, file.concurrent)
+    per_minute = _least(client.per_minute, file.requests_per_minute)
+    least = limits_text(most_open, per_minute, draining=client.draining)
+    return " ".join(filter(None, [least, tokens])), "warn" if rule else ""
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((each for each in limits if each is not None), default=None)
 
 
 def _sum(clients: Sequence[ClientInfo]) -> dict[str, Cell]:

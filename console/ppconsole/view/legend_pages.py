@@ -211,7 +211,7 @@ CLIENTS = Section("CLIENTS  of the HTTP port, the busiest first", {
     "TOK/S": "output tokens a second, of 10 s",
     "TTFT": "from the request to its first token: median of 5 min", "TTFT90 TTFT99": "90th and 99th percentile of it",
     "ITL": "between two events of a stream: median of 5 min", "ITL90 ITL99": "90th and 99th percentile of it",
-    "LIMIT": "8: most open requests; 60/min: most a minute; drain: new ones are refused; while a key has one",
+    "LIMIT": "8: most open requests; 60/min, 9k tok/min: most a minute; drain: new ones are refused",
     "ERR": "answers of an error status other than 429 and 503",
     "429": "answers 429 and 503: the engine was full or did not serve, or a limit of the key",
     "LEFT": "requests whose client left before the end", "REQS": "requests, refused ones too; on a wide screen",

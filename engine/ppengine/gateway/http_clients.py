@@ -104,6 +104,7 @@ def _info(
         requests_s=sum(rate[0] for rate in rates) if rates else None,
         tokens_s=sum(rate[1] for rate in rates) if rates else None,
         most_open=rule.most_open, per_minute=rule.per_minute, draining=rule.draining,
+        key_limit=next((one.limit for one in counts if one.limit is not None), None),
         ttft_ms=_quantiles([one.ttft for one in counts]), itl_ms=_quantiles([one.itl for one in counts]),
     )  # fmt: skip
 

@@ -99,7 +99,7 @@ def traces_of(config: EngineConfig, role: str) -> CallTraces | None:
 async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimits, listener: socket.socket) -> None:
     """Serve until a signal comes."""
     http = config.profile.http
-    stats = ClientStats()
+    stats = ClientStats(keys.limits)
     rules = ClientLimits(stats)
     traces = traces_of(config, role)
     link = FrontLink(

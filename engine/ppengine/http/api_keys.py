@@ -9,7 +9,8 @@ from pathlib import Path
 from ppengine.common.config import ConfigError
 from ppengine.common.http_address import KEY_VARIABLE, HttpAddress
 from ppengine.http.api_errors import ApiError
-from ppengine.http.key_limits import MOST, KeyLimit
+from ppengine.http.key_limits import MOST
+from ppengine.protocol.clients import KeyLimit
 
 _BYTES_MOST = 2**20
 KEY_LEAST = 16

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ppengine.common.durations import Histogram
 from ppengine.http.call_trace import CallTrace
 from ppengine.http.key_limits import Grant
-from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts
+from ppengine.protocol.clients import HTTP_EDGES_S, ClientCounts, KeyLimit
 
 SLOW_S = 1.0
 """Seconds without reading after which a client counts as slow."""
@@ -119,7 +119,9 @@ class Call:
 class ClientStats:
     """The clients of this process. Their number is bounded by the keys and routes that exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Mapping[str, KeyLimit] | None = None) -> None:
+        """`limits`: of keys by the file of keys."""
+        self._limits = limits or {}
         self._clients: dict[tuple[str, str], _Client] = {}
 
     def begin(self, key: str, route: str, grant: Grant | None = None) -> Call:
@@ -137,7 +139,7 @@ class ClientStats:
             ClientCounts(
                 key, route, len(one.open), sum(call.slow(now) for call in one.open), one.requests, one.tokens,
                 one.refused, one.errors, one.failed, one.left, one.ttft.counts(now), one.itl.counts(now),
-                one.took, one.took_s,
+                one.took, one.took_s, self._limits.get(key),
             )
             for (key, route), one in self._clients.items()
         ]  # fmt: skip

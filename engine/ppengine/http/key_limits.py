@@ -7,23 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from ppengine.http.api_errors import ApiError
 from ppengine.http.shared_use import SharedUse
+from ppengine.protocol.clients import KeyLimit
 
 MOST = 2**40
 """The highest limit."""
-
-
-class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one key; None: none."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    """Tokens of prompts and outputs."""
-    concurrent: int | None = None
-    """Requests that may be open at once."""
 
 
 class _Bucket:

@@ -19,6 +19,17 @@ def route_of(request: str, client: str) -> str:
     return next((route for begin, route in ROUTES.items() if client and request.startswith(begin)), "")
 
 
+class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one API key by its line in the file of keys; null: none."""
+
+    requests_per_minute: int | None = None
+    """Requests that may begin in a minute."""
+    tokens_per_minute: int | None = None
+    """Tokens of prompts and outputs."""
+    concurrent: int | None = None
+    """Requests that may be open at once."""
+
+
 class ClientInfo(msgspec.Struct, kw_only=True):
     """One API key on one route, over all HTTP processes. Totals are since the start of those processes."""
 
@@ -48,6 +59,8 @@ class ClientInfo(msgspec.Struct, kw_only=True):
     """Most requests a minute of the key, by `limit`; null: no limit."""
     draining: bool = False
     """The key is drained: new requests are refused."""
+    key_limit: KeyLimit | None = None
+    """Limits of the key by the file of keys, which count beside those; null: it has none there."""
     requests_s: float | None = None
     """Requests a second over the last ten seconds; null at first."""
     tokens_s: float | None = None
@@ -104,6 +117,8 @@ class ClientCounts(msgspec.Struct, array_like=True):
     """Calls that ended, by `HTTP_EDGES_S` and above; since the start of the process."""
     took_s: float = 0.0
     """Their seconds in total."""
+    limit: KeyLimit | None = None
+    """Limits of the key by the file of keys; None: none."""
 
 
 class ProcessFigures(msgspec.Struct, array_like=True):
