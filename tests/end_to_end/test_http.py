@@ -739,6 +739,11 @@ class TestStructuredOutputs:
             tool_choice=named, stream=True, **body)]  # fmt: skip
         calls = [call.function for delta in deltas for call in delta.tool_calls or [] if call.function]
         assert json.loads("".join(call.arguments or "" for call in calls)).keys() == {"name", "age", "pets"}
+        body["max_tokens"] = 15
+        (choice,) = client.chat.completions.create(tool_choice=named, **body).choices
+        (cut,) = choice.message.tool_calls or []
+        assert cut.type == "function" and cut.function.arguments.startswith("{")
+        assert (choice.finish_reason, choice.message.content or "") == ("length", "")
 
     @pytest.mark.parametrize(
         ("fields", "says"),

@@ -99,6 +99,17 @@ async def test_a_response_that_is_cut_is_incomplete() -> None:
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
+async def test_a_certain_call_that_is_cut_is_an_incomplete_item() -> None:
+    async with world('[{"name": "weather", "arguments": {"city": "Pa', "length") as one:
+        body = {"input": "Hello", "tools": [FLAT], "tool_choice": "required"}
+        _, whole = await one.post("/v1/responses", body)
+        streamed = (await one.events("/v1/responses", body))[-1]["response"]
+        for response in (whole, streamed):
+            (item,) = response["output"]
+            shown = (item["type"], item["status"], item["arguments"])
+            assert shown == ("function_call", "incomplete", '{"city": "Pa') and response["status"] == "incomplete"
+
+
 async def test_the_items_of_a_conversation_become_a_chat() -> None:
     async with world("Fine.") as one:
         status, _ = await one.post(
@@ -184,6 +195,18 @@ async def test_a_message_ends_at_a_stop_sequence_or_at_its_tokens() -> None:
     async with world("One", "length") as one:
         whole = await one.anthropic.messages.create(model="tiny", max_tokens=99, messages=ASK)
         assert (whole.stop_reason, one.model.submitted[-1].sampling.max_tokens) == ("max_tokens", 99)
+
+
+async def test_a_certain_call_that_is_cut_has_no_input() -> None:
+    """Its arguments are no JSON, and `input` must be; a stream has them as text."""
+    async with world('[{"name": "weather", "arguments": {"city": "Pa', "length") as one:
+        body = {"max_tokens": 9, "messages": ASK, "tools": [SCHEMA], "tool_choice": {"type": "any"}}
+        _, message = await one.post("/v1/messages", body)
+        (block,) = message["content"]
+        assert (block["type"], block["input"], message["stop_reason"]) == ("tool_use", {}, "max_tokens")
+        events = await one.events("/v1/messages", body)
+        parts = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+        assert "".join(parts) == '{"city": "Pa'
 
 
 async def test_the_blocks_of_a_conversation_become_a_chat() -> None:

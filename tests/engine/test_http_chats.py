@@ -175,6 +175,36 @@ async def test_a_call_that_is_certain(choice: Any, text: str, arguments: str, sc
         assert "".join(part.get("arguments") or "" for part in parts) == arguments
 
 
+@pytest.mark.parametrize(
+    ("choice", "text", "called"),
+    [
+        ("required", '[{"name": "weat', []),
+        ("required", '[{"name": "weather", "arguments": ', [("weather", "")]),
+        ("required", '[{"name": "weather", "arguments": {"city": "Ul\\', [("weather", '{"city": "Ul\\')]),
+        ("required", '[{"name": "weather", "arguments": {"city": "Ulm"}', [("weather", '{"city": "Ulm"}')]),
+        ("required", '[{"name": "weather", "arguments": {}}, {"name', [("weather", "{}")]),
+        (NAMED, '{"city":"Ul', [("weather", '{"city":"Ul')]),
+        (NAMED, " ", []),
+    ],
+)
+async def test_a_certain_call_that_is_cut_is_no_content(choice: Any, text: str, called: list[tuple[str, str]]) -> None:
+    """As with OpenAI and vLLM: the arguments so far, and `length`."""
+    async with HttpWorld(HttpConfig(tool_parser="none")) as one:
+        one.model.text, one.model.reason = text, "length"
+        body = {"messages": ASK, "tools": [TOOL], "tool_choice": choice}
+        _, answer = await one.post("/v1/chat/completions", body)
+        (only,) = answer["choices"]
+        calls = [call["function"] for call in only["message"].get("tool_calls") or []]
+        assert [(call["name"], call["arguments"]) for call in calls] == called
+        assert (only["message"]["content"] or "", only["finish_reason"]) == ("", "length")
+        events = await one.events("/v1/chat/completions", body)
+        deltas = [event["choices"][0]["delta"] for event in events]
+        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or []]
+        assert "".join(part.get("arguments") or "" for part in parts) == "".join(each for _, each in called)
+        assert not any(delta.get("content") for delta in deltas)
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+
 async def test_a_constrained_text_is_content_though_the_template_begins_with_reasoning() -> None:
     async with HttpWorld(HttpConfig(tool_parser="llama3", reasoning="think")) as one:
         one.renderer.template = ChatTemplate("x<think>\n", {})

@@ -169,7 +169,9 @@ class MessagesAnswer(BlockAnswer):
         if block.kind == "reasoning":
             return ThinkingBlock(thinking=text)
         name = self._ids.get(block) or self._ids.setdefault(block, self.replies.call_id())
-        return ToolUseBlock(id=name, name=block.name, input=msgspec.Raw((text or "{}").encode()), caller=DirectCaller())
+        # The arguments of a call that was cut are no JSON.
+        arguments = "{}" if not text or block.status == "incomplete" else text
+        return ToolUseBlock(id=name, name=block.name, input=msgspec.Raw(arguments.encode()), caller=DirectCaller())
 
 
 _DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking"),

@@ -17,6 +17,13 @@ class CallListParser(ToolParser):
         yield from self.text_until(())
 
     @override
+    def break_off(self) -> None:
+        if self.at_end:
+            self.cut_off()  # By `max_tokens` or a stop text: its grammar lets it end with a whole call alone.
+        else:
+            super().break_off()
+
+    @override
     def calls(self) -> Step[None]:
         yield from self.space()
         yield from self.expect("[")

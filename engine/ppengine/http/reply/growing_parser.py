@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from ppengine.checkpoint.stop_text import may_begin
-from ppengine.http.reply.reply_events import Event
+from ppengine.http.reply.reply_events import Event, Kind
 
 T = TypeVar("T")
 Step = Generator[None, None, T]
@@ -203,8 +203,7 @@ class GrowingParser(ABC):
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def give(self, kind: Literal["reasoning", "text", "call", "arguments", "end", "broken"], text: str | None = None
-             ) -> None:  # fmt: skip
+    def give(self, kind: Kind, text: str | None = None) -> None:
         """Give out an event of the text that was taken and is in none; `text`: other than its source."""
         source = self._text[self._given : self._at]
         self._given = self._at
@@ -222,6 +221,11 @@ class GrowingParser(ABC):
         self._calls += 1
         self.give("end", "")
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the output has ended, and all of it is taken."""
+        return self._ended and self._at == len(self._text)
+
     def break_off(self) -> None:
         """Give back a malformed call: as text before it has begun, else as a broken one."""
         self._streams = False
@@ -230,6 +234,14 @@ class GrowingParser(ABC):
             self.give("broken", "")
         else:
             self.give("text")
+
+    def cut_off(self) -> None:
+        """End at the end of the output: a call that has begun is cut, and less of one is left out."""
+        if self._streams:
+            self._streams = False
+            self.give("arguments")
+        self.give("cut" if self._call_open else "text", "")
+        self._call_open = False
 
     def text_until(self, markers: Sequence[str], kind: Literal["reasoning", "text"] = "text") -> Step[bool]:
         """Give out text up to the first of `markers`, and take that; return False at the end of the text.

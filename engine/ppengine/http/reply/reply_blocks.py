@@ -46,6 +46,8 @@ class ReplyBlocks:
                 yield from self.end()
             elif event.kind == "arguments":
                 yield from self._grow(event.text)
+            elif event.kind == "cut":
+                yield from self.end(complete=False)
             elif event.kind == "broken":
                 yield from self.end(complete=False)
                 yield from self._text("text", event.source)

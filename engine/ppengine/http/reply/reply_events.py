@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+Kind = Literal["reasoning", "text", "call", "arguments", "end", "broken", "cut"]
+
 
 class Event(NamedTuple):
     """A part of a reply. The sources of all events are the output, without a gap."""
 
-    kind: Literal["reasoning", "text", "call", "arguments", "end", "broken"]
-    """`call` begins a tool call; `end` ends it. `broken` ends one whose arguments cannot be read."""
+    kind: Kind
+    """`call` begins a tool call; `end` ends it. `broken` ends one whose arguments cannot be read.
+
+    `cut` ends one in which a constrained output has ended.
+    """
     text: str
     """The characters that a client gets: of `call` the function's name, of `arguments` a part of the JSON."""
     source: str
@@ -24,7 +29,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
         last = kept[-1] if kept else None
         if last is not None and last.kind == event.kind and event.kind in ("reasoning", "text", "arguments"):
             kept[-1] = Event(event.kind, last.text + event.text, last.source + event.source)
-        elif event.kind in ("call", "end", "broken") or event.text or event.source:
+        elif event.kind in ("call", "end", "broken", "cut") or event.text or event.source:
             kept.append(event)
     return kept
 
@@ -37,7 +42,7 @@ def settled(events: Iterable[Event]) -> Iterator[Event]:
             call.append(event)
         else:
             yield event
-        if event.kind == "end":
+        if event.kind in ("end", "cut"):
             yield from call
             call = []
         elif event.kind == "broken":
