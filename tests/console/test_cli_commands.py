@@ -10,9 +10,11 @@ import re
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -696,6 +698,29 @@ def test_ctrl_c_aborts_the_request(cli: Cli, fake: FakeGateway) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "abort applied" in err
+    assert isinstance(fake.commands[-1].verb, Abort)
+
+
+def test_ctrl_c_aborts_a_request_that_is_not_accepted_yet(cli: Cli, fake: FakeGateway) -> None:
+    """As it does while the engine makes its tokens: it would run later, and nothing would read it."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def late(command: Command) -> list[Any]:
+        asked.set()
+        assert go_on.wait(60)
+        return fake._act(command)
+
+    fake.word_s = 30.0
+    fake.answers[Submit] = late
+    process = cli.process("submit", "Once")
+    assert asked.wait(60)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "it is not accepted yet, and is aborted then; Ctrl-C leaves it\n"
+    go_on.set()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("aborting r-") and "abort applied" in err
     assert isinstance(fake.commands[-1].verb, Abort)
 
 

@@ -11,6 +11,7 @@ import click
 from ppengine.protocol.verb_table import ROWS
 
 from ppconsole.cli import exits
+from ppconsole.cli.aborting import abort, abort_unnamed
 from ppconsole.cli.effects import help_of, show_refused
 from ppconsole.cli.options import Common, common_options
 from ppconsole.cli.session import FirstSnapshot, attached, has_ended, named, print_json, run, say
@@ -118,15 +119,14 @@ def _constrained(verb: Submit, schema: TextIO | None, regex: str | None) -> Subm
 async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason: str, dry_run: bool) -> int:
     from ppengine.protocol.control import Outcome, Refused
 
-    from ppconsole.link.source import LinkLost
-
     async with attached(common, slow=True, passing=True) as link:
+        asked = asyncio.create_task(_answer_in_time(link, verb, common, reason, dry_run))
         try:
-            async with asyncio.timeout(common.timeout):
-                answer = await submit(link, verb, reason=reason, dry_run=dry_run)
-        except TimeoutError:
-            text = f"unknown outcome: no answer within {common.timeout:g} s"
-            raise LinkLost(f"{text}; see ppconsole status", sent=True) from None
+            answer = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            if not dry_run:
+                await abort_unnamed(link, asked)
+            raise
         if isinstance(answer, Refused):
             return show_refused(answer, "submit", common)
         if isinstance(answer, Outcome):
@@ -146,8 +146,22 @@ async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason:
             text = f"{answer} has not finished within {common.timeout:g} s; it goes on: ppconsole follow {answer}"
             raise exits.Failure(text, exits.TIMEOUT) from None
         except asyncio.CancelledError:
-            await _abort(link, answer)
+            await abort(link, answer)
             raise
+
+
+async def _answer_in_time(
+    link: EngineLink, verb: Submit, common: Common, reason: str, dry_run: bool
+) -> str | Refused | Outcome:
+    """Return the answer of `submit` before --timeout is over. Raises LinkLost."""
+    from ppconsole.link.source import LinkLost
+
+    try:
+        async with asyncio.timeout(common.timeout):
+            return await submit(link, verb, reason=reason, dry_run=dry_run)
+    except TimeoutError:
+        text = f"unknown outcome: no answer within {common.timeout:g} s"
+        raise LinkLost(f"{text}; see ppconsole status", sent=True) from None
 
 
 async def submit(link: EngineLink, verb: Submit, *, reason: str = "", dry_run: bool = False) -> str | Refused | Outcome:
@@ -188,22 +202,6 @@ def _show_plan(outcome: Outcome, common: Common) -> int:
         for line in outcome.plan:
             click.echo(f"  {clean(line)}")
     return exits.OF_STATE[outcome.state]
-
-
-async def _abort(link: EngineLink, request: str) -> None:
-    """Abort after Ctrl-C, and say what became of it; a second Ctrl-C leaves at once."""
-    from ppengine.protocol.control import Refused
-    from ppengine.protocol.verbs import Abort
-
-    from ppconsole.link.source import LinkLost
-
-    say(f"aborting {request}")
-    try:
-        end = await link.command(Abort(request=request), reason="interrupted", timeout=5.0)
-    except LinkLost as error:
-        say(f"{error}; to abort it: ppconsole abort {request}")
-        return
-    say(f"{request}: {end.text} ({end.code})" if isinstance(end, Refused) else f"{request}: {end.text}")
 
 
 class _Stream:
