@@ -32,6 +32,7 @@ class Desk:
         self.core: list[Command] = []
         self.texts: list[Encode] = []
         self.got: list[object] = []
+        self.aborted: list[list[str]] = []
         self.tries = 0
         self.connected, self.away, self.core_gone, self.now = True, "", "", 100.0
         events = EventLog(lambda _: None)
@@ -59,6 +60,9 @@ class Desk:
     def forward(self, command: Command) -> bool:
         self.core.append(command)
         return True
+
+    def abort(self, requests: list[str]) -> None:
+        self.aborted.append(requests)
 
     def send_texts(self, message: msgspec.Struct) -> bool:
         assert isinstance(message, Encode)
@@ -105,6 +109,30 @@ def test_a_submission_of_ids_needs_no_process_of_texts(desk: Desk, verb: Submit)
     desk.connected = False
     desk.say(verb)
     assert [command.verb for command in desk.core] == [verb]
+
+
+def test_a_request_that_should_end_with_its_console_ends_at_once_if_that_has_left(desk: Desk) -> None:
+    """A minute after its Goodbye the session of a console is forgotten; tokens may take longer."""
+    desk.say(msgspec.structs.replace(TEXT, abort_on_detach=True), "c1")
+    desk.say(TEXT, "c2")
+    desk.sessions.goodbye(b"c", 100.0)
+    assert desk.sessions.count(170.0) == 0 and desk.sessions.get(b"c") is None
+    for name in ("c1", "c2"):
+        desk.desk.texts.take(Encoded(id=name, submit=IDS))
+        desk.desk.on_reply(Accepted(id=name, op="op", request=f"r-{name}"))
+        desk.desk.on_reply(Outcome(id=name, op="op", state="applied", text="queued", request=f"r-{name}"))
+    assert len(desk.core) == 2 and desk.aborted == [["r-c1"]], "the other one goes on without a console"
+
+
+def test_a_request_is_that_of_its_console_over_another_link(desk: Desk) -> None:
+    hello = Hello(proto_min=1, proto_max=1, client="t", user="eve", console="k")
+    desk.session = desk.sessions.hello(b"c", hello, 0.0, PRINCIPAL)
+    desk.say(msgspec.structs.replace(TEXT, abort_on_detach=True))
+    back = desk.sessions.hello(b"d", hello, 1.0, PRINCIPAL)
+    assert desk.sessions.get(b"c") is None
+    desk.desk.texts.take(Encoded(id="c1", submit=IDS))
+    desk.desk.on_reply(Accepted(id="c1", op="op", request="r-1"))
+    assert back.requests == ["r-1"] and not desk.aborted
 
 
 def test_a_refusal_ends_the_command(desk: Desk) -> None:

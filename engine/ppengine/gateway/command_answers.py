@@ -15,7 +15,10 @@ from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused, Repl
 
 
 class EndNote(Protocol):
-    """The part of the gateway that the answers need."""
+    """The parts of the gateway that the answers need."""
+
+    def abort(self, requests: list[str]) -> None:
+        """Abort requests whose console has left."""
 
     def note_stop(self, by: str, reason: str) -> None:
         """Note in the engine's kept files who stops it."""
@@ -81,12 +84,20 @@ class Answers:
         return ""
 
     def _note_request(self, kept: Kept, reply: Reply) -> None:
-        request, session = getattr(reply, "request", None), self._sessions.get(kept.client)
+        request = getattr(reply, "request", None)
         attended = kept.entry.verb == "submit" and kept.entry.args.get("abort_on_detach")
-        if session is None or not request or not attended:
+        if not request or not attended or not kept.client:
             return
-        if request not in session.requests:
-            session.requests.append(request)
+        console = kept.command.console if kept.command is not None else ""
+        session = self._sessions.get(kept.client) or self._sessions.of_console(console)
+        if session is not None:
+            if request not in session.requests:
+                session.requests.append(request)
+        elif isinstance(reply, Accepted):
+            # Its tokens were made after its console had left.
+            self._engine.abort([request])
+            text = f"aborted with the console of {kept.entry.by}: {request}"
+            self._events.say("request.abort_on_detach", text, by=kept.entry.by)
 
     def _report(self, kept: Kept, reply: Reply) -> None:
         entry = kept.entry

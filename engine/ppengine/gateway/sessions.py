@@ -85,7 +85,7 @@ class Sessions:
             proto=min(frames.PROTOCOL, hello.proto_max),
         )  # fmt: skip
         # A console that comes back after its link broke has another routing id.
-        before = self._of_console(session.console) if known is None else None
+        before = self.of_console(session.console) if known is None else None
         if before is not None and before.user == user and before.principal.key in ("", principal.key):
             session.attached, session.requests = before.attached, before.requests
             del self._sessions[before.client]
@@ -112,7 +112,7 @@ class Sessions:
     def expect(self, attended: Iterable[Attended], now: float) -> None:
         """Note requests of consoles that were attached to another gateway: each has ten seconds to come back."""
         for one in attended:
-            session = self._of_console(one.console)
+            session = self.of_console(one.console)
             if session is None:
                 client = f"console {one.console}".encode()
                 session = Session(
@@ -123,7 +123,7 @@ class Sessions:
             if one.request not in session.requests:
                 session.requests = [*session.requests, one.request]
 
-    def _of_console(self, console: str) -> Session | None:
+    def of_console(self, console: str) -> Session | None:
         """Return the session of a console by its name."""
         if not console:
             return None
