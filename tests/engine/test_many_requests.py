@@ -305,6 +305,16 @@ def test_a_session_ends_continuations_at_its_stop_text():
     assert reasons == {"r": "stop", "r.1": "length", "r.2": "stop", "s": "stop", "t": "length"}
 
 
+def test_an_end_for_another_request_of_the_name_is_left_out():
+    world = CoreWorld()
+    for name in ("r", "s"):
+        world.submit([5, 6], name=name, max_tokens=9)
+    world.run(steps=2)
+    numbers = [world.engine.outputs.get(name).number for name in ("r", "s")]
+    world.engine.requests.end_samples([("r", 0), ("s", 0)], [numbers[0], numbers[1] + 1, 7])
+    assert [request.id for request in world.engine.requests.live()] == ["s"]
+
+
 def test_a_stop_text_ends_requests_in_every_state():
     world = CoreWorld()
     for name in ("queued", "out", "ending"):

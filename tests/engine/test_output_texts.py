@@ -501,6 +501,35 @@ def test_another_request_of_the_same_name_may_have_more_samples(world: TextWorld
     assert world.ended == [("r-1", 1)]
 
 
+def test_the_tokens_of_another_request_of_the_same_name_are_not_added_to_its_text(world: TextWorld) -> None:
+    """The core never sends the end of the first one: it was forgotten before the answer to `Follow`."""
+    world.open(stop=["END"])
+    world.turn()
+    world.say("the E")
+    world.turn()
+    world.hub.finish("r-1", 0, "abort")
+    world.hub.forget(["r-1"])
+    world.open(stop=["END"])
+    world.say("otherND")
+    world.turn()
+    assert world.ended == []
+    world.say("a new END")
+    world.turn()
+    assert world.ended == [("r-1", 0)] and world.fetch().text == "otherNDa new "
+
+
+def test_a_late_end_is_of_the_request_whose_text_it_was(world: TextWorld) -> None:
+    world.open(stop=["END"])
+    world.say("the")
+    world.turn()
+    world.stops.end("r-1", 0)
+    world.hub.finish("r-1", 0, "length")
+    world.hub.forget(["r-1"])
+    world.open(stop=["END"])
+    world.on_core()
+    assert world.ended == []
+
+
 def test_the_text_of_a_sample_that_never_began_is_not_looked_for(world: TextWorld) -> None:
     """Texts that stay for a stop text are as many as requests that live."""
     world.open(stop=["END"], n=2)

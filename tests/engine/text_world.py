@@ -114,7 +114,10 @@ class TextWorld:
     def _on_core(self, message: object) -> None:
         if isinstance(message, EndSamples):
             assert message.session == ""
-            for name, index in message.samples:
+            for (name, index), number in zip(message.samples, message.numbers, strict=True):
+                output = self.hub.get(name)
+                if output is None or output.number != number:
+                    continue
                 self.ended.append((name, index))
                 if self.obeys:
                     self.hub.finish(name, index, "stop")

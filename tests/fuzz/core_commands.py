@@ -83,7 +83,7 @@ class CoreCommands:
             case offline.AbortMany():
                 engine.requests.abort_many(message.requests)
             case offline.EndSamples():
-                engine.requests.end_samples(message.samples)
+                engine.requests.end_samples(message.samples, message.numbers)
             case offline.ForgetMany():
                 engine.outputs.forget(message.requests)
         world.now += 0.01

@@ -123,5 +123,5 @@ def _piece(output: Output, index: int, offset: int, prompt: list[PromptLogprob |
     return Piece(
         output.request, index, offset, sample.tokens[offset:].tolist(), logprobs, sample.finish_reason,
         "" if ending is None else ending.info.loss, 0 if ending is None else ending.detail.cached_tokens,
-        prompt, ending.timings if timings and ending is not None else None,
+        prompt, ending.timings if timings and ending is not None else None, 0 if output.session else output.number,
     )  # fmt: skip

@@ -144,7 +144,7 @@ class FrontDesk:
             case AbortMany():
                 engine.offline.abort(message)
             case EndSamples():
-                engine.requests.end_samples(message.samples)
+                engine.requests.end_samples(message.samples, message.numbers)
             case ForgetMany():
                 engine.outputs.forget(message.requests)
             case MetricsQuery():

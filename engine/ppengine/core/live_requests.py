@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import msgspec
 
@@ -112,11 +113,17 @@ class LiveRequests:
                 self._aborts.popleft()
                 aborts.done()
 
-    def end_samples(self, samples: Iterable[tuple[str, int]]) -> None:
-        """End continuations whose reader has found a stop text in them. Those that have ended stay as they are."""
-        for name, number in samples:
+    def end_samples(self, samples: Iterable[tuple[str, int]], numbers: Iterable[int] = ()) -> None:
+        """End continuations whose reader has found a stop text in them. Those that have ended stay as they are.
+
+        `numbers`: of the requests, if others may have their names by now.
+        """
+        for (name, index), number in zip(samples, chain(numbers, repeat(None)), strict=False):
+            output = self._outputs.get(name)
+            if number is not None and output is not None and output.number != number:
+                continue
             for request in self.members(name):
-                if request.sample == number and (request.fence is None or not request.fence.final):
+                if request.sample == index and (request.fence is None or not request.fence.final):
                     self._health.require().scheduler.retirement.finish(request.id, "stop")
                     self.ended(request)
 

@@ -102,6 +102,8 @@ class Piece(msgspec.Struct, array_like=True):
     """Those of the prompt, with the first tokens of sample 0."""
     timings: Timings | None = None
     """At the end, if `Follow` asks for it; None also if a core before this one ended it."""
+    number: int = 0
+    """Number of the request in order of arrival, in the session without a name: several have one name in turn."""
 
     def skip(self, known: int) -> bool:
         """Leave out the tokens that a reader of `known` tokens has. Return False if tokens before it are missing."""
@@ -136,6 +138,8 @@ class EndSamples(msgspec.Struct, tag="end-samples", kw_only=True):
     session: str
     samples: list[tuple[str, int]]
     """Requests, each with the number of a continuation."""
+    numbers: list[int] = []
+    """Numbers of these requests, as in `OutputPart`: another one of the name goes on. Empty: not compared."""
 
 
 class ForgetMany(msgspec.Struct, tag="forget-many", kw_only=True):

@@ -72,7 +72,9 @@ class StopFinder:
 
     def end(self, request: str, sample: int) -> None:
         """End a sample whose text has met a stop text."""
-        self._core.send(EndSamples(session="", samples=[(request, sample)]))
+        text = self._store.get(request)
+        assert text is not None, "its tokens were just taken"
+        self._core.send(EndSamples(session="", samples=[(request, sample)], numbers=[text.number]))
 
     def _ask(self) -> None:
         self._answers_left = ANSWERS
@@ -83,6 +85,8 @@ class StopFinder:
         if key in self._reading:
             return  # The answer has these tokens, too.
         text = self._store.get(piece.request)
+        if text is not None and text.number != piece.number:
+            text = None  # It is of another request, which had the name before.
         sample = None if text is None or key not in self._known else text.sample(piece.sample)
         if text is not None and sample is not None and sample.take(piece.offset, piece.token_ids, piece.finish_reason):
             self._store.weigh(text)
