@@ -13,9 +13,11 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway
 from kept_engines import kept_engine, kept_incident, minute
 from ppconsole.link.incident_source import IncidentSource, choose, list_incidents
+from ppconsole.model.endings import where
 from ppengine.protocol.discovery import keep_record
 from ppengine.protocol.inspection import LogsDetail
 from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +123,10 @@ def test_an_id_of_two_parts_needs_both(cli: Cli) -> None:
     kept_incident(kept_engine(), 1)
     listed = list_incidents(None, everything=True)
     assert choose(listed, "dead01/1").folder.name == "1"
+
+
+def test_the_place_of_an_incident_beside_the_pipeline_is_none() -> None:
+    info = IncidentInfo(number=1, wall=0.0, stage=None, cause="core", summary="")
+    assert where(info) == "core"
+    for cause in OUTSIDE_STEPS:
+        assert where(msgspec.structs.replace(info, cause=cause)) == "-"

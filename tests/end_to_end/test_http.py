@@ -537,10 +537,14 @@ def test_a_stopped_process_is_named_here_and_by_the_others(engine: Served) -> No
                 await asyncio.to_thread(wait_until, lambda: "do not answer: http0" in health(), "another one says it")
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await op.until(lambda picture: not picture.verdicts, "it goes on, and has not hung")
+            over = await op.until(lambda picture: not picture.verdicts, "it goes on, and has not hung")
+            assert over.incident.cause == "process" and over.incident.summary == verdict.summary
+            assert over.incident.ended == "nothing shows it any more"
             await asyncio.to_thread(wait_until, lambda: health().endswith("serving"), "the others know")
 
     asyncio.run(work())
+    rows = engine.cli("incidents").out.splitlines()
+    assert " - " in rows[-1] and " process " in rows[-1] and "nothing shows it any more" in rows[-1]
 
 
 def test_a_process_that_leaves_in_order_ends_its_answers(engine: Served) -> None:

@@ -20,7 +20,7 @@ from ppengine.gateway.event_journal import FILE, OLDER, EventJournal
 from ppengine.gateway.event_journal import Entry as Numbered
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import IncidentLog
+from ppengine.gateway.incident_log import IncidentLog, Numbers
 from ppengine.gateway.sessions import ATTACHED_S, Sessions
 from ppengine.gateway.succession import WAIT_S, Succession
 from ppengine.protocol import frames
@@ -474,7 +474,7 @@ def test_a_fault_that_was_over_before_this_gateway_is_no_news() -> None:
 
 def test_an_incident_goes_on_over_its_gateway(tmp_path: Path) -> None:
     def incidents() -> IncidentLog:
-        return IncidentLog(tmp_path, History(tmp_path / "history", "id", "engine", 0, 1))
+        return IncidentLog(tmp_path, History(tmp_path / "history", "id", "engine", 0, 1), Numbers(tmp_path))
 
     verdict = Verdict(
         stage=1, cause="stopped", summary="stage 1 is stopped", since_s=0.5, evidence=[], suggest="", root=True

@@ -3,7 +3,7 @@
 import pytest
 from ppengine.gateway import incident_log as module
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import AGAIN_S, AROUND_S, IncidentLog
+from ppengine.gateway.incident_log import AGAIN_S, AROUND_S, IncidentLog, Numbers
 from ppengine.protocol.facts import Serving
 from ppengine.protocol.incidents import incident_folders, read_incident
 from ppengine.protocol.inspection import FaultDetail
@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def log(tmp_path, clock):
-    return IncidentLog(tmp_path, History(tmp_path / "history", "e", "n", 60, 2**20))
+    return IncidentLog(tmp_path, History(tmp_path / "history", "e", "n", 60, 2**20), Numbers(tmp_path))
 
 
 def verdict(stage=1, cause="dead", *, root=True, since_s=0.5):
@@ -197,7 +197,7 @@ def test_recordings_around_it_come_a_minute_after_it(tmp_path, clock):
         def around(self, begin, end, folder):
             linked.append((begin, end, folder.name))
 
-    log = IncidentLog(tmp_path, Around(tmp_path / "history", "e", "n", 60, 2**20))
+    log = IncidentLog(tmp_path, Around(tmp_path / "history", "e", "n", 60, 2**20), Numbers(tmp_path))
     record = fault(clock)
     begin = clock.now - 0.5
     log.look(record, [record.verdict])
@@ -216,7 +216,7 @@ def test_recordings_around_it_come_a_minute_after_it(tmp_path, clock):
 
 def test_a_successor_of_the_gateway_counts_on(tmp_path, clock, log):
     log.look(fault(clock), [])
-    again = IncidentLog(tmp_path, History(tmp_path / "history", "e", "n", 60, 2**20))
+    again = IncidentLog(tmp_path, History(tmp_path / "history", "e", "n", 60, 2**20), Numbers(tmp_path))
     again.look(fault(clock), [])
     assert [one.info.number for one in kept(tmp_path)] == [1, 2]
 

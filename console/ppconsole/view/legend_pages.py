@@ -263,6 +263,7 @@ BACKEND = Section("BACKEND", {
 INCIDENTS = Section("INCIDENTS", {
     "ID": "number, or engine/number if it is of an earlier engine", "ENGINE": "name of the engine",
     "BEGIN": "begin of the fault", "LASTED": "until it was over; ? if the engine ended in it",
-    "STG STAGE": "stage of the root, or core", "CAUSE": "cause of the root", "FAULT": "the root in words",
+    "STG STAGE": "stage of the root, or core; -: a process or store", "CAUSE": "cause of the root",
+    "FAULT": "the root in words",
     "BY": "author of the last command that had an effect during it", "END": "how it ended",
 })  # fmt: skip

@@ -24,6 +24,7 @@ from ppengine.common.oom_kills import OomWatch
 from ppengine.common.refusal_log import RefusalLog
 from ppengine.gateway import departure, fault_record
 from ppengine.gateway.access import AccessControl
+from ppengine.gateway.all_incidents import Incidents
 from ppengine.gateway.audit import AuditLog
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.connections import Connections
@@ -34,7 +35,6 @@ from ppengine.gateway.event_journal import EventJournal
 from ppengine.gateway.event_log import KEPT, EventLog
 from ppengine.gateway.gateway_sockets import Sockets, drain
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import IncidentLog
 from ppengine.gateway.publisher import Publisher
 from ppengine.gateway.questions import LocalAnswers
 from ppengine.gateway.stack_probe import NONCE, StackProbe
@@ -86,7 +86,7 @@ class Gateway:
         folder, console = kept_files.engine_folder(config.id), config.profile.console
         quota = console.history_mib * 1024**2
         self._history = History(folder / "history", config.id, config.name, console.history_minutes, quota)
-        self._incidents = IncidentLog(folder, self._history)
+        self._incidents = Incidents(folder, self._history)
         self._recorder.resume(self._incidents.resumed)
         self._probe = StackProbe(self._engine.ask_agent)
         local = LocalAnswers(config, lambda: self._recorder.kept, self._collector.findings)

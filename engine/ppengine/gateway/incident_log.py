@@ -18,14 +18,17 @@ from ppengine.protocol.incidents import FILE, Incident, incident_folders, newest
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.kept_files import write_file
 from ppengine.protocol.severity import is_routine
-from ppengine.protocol.snapshot import Event, IncidentInfo, Verdict
+from ppengine.protocol.snapshot import Cause, Event, IncidentInfo, Verdict
 
 AROUND_S = 60.0
 """Seconds before and after an incident that are kept with it."""
 KEPT = 100
 _EVENTS_MOST = 200
 AGAIN_S = 10.0
-"""Seconds after a slowness in which the same verdict is the same incident, if nothing has healed it."""
+"""Seconds after a slowness in which the same verdict is the same incident, if nothing has healed it.
+
+Beside the pipeline it is `AROUND_S`: a store may fail again and again, and must not push out other incidents.
+"""
 _BEFORE_S = 2.0
 """Seconds before a verdict in which an event may belong to its fault: some ends are reported before they are judged."""
 _ENDINGS = ("stage.continued", "stage.back")
@@ -34,17 +37,34 @@ _ACTED = ("op.accepted", "op.applied")
 """Events of commands that had an effect."""
 _CUT = "the engine ended before it was over"
 _UNEXPLAINED = "it ended without a command or a restart"
+_GONE = "nothing shows it any more"
+"""How a fault beside the pipeline ended: no fact or event says so."""
 log = logging.getLogger("ppengine.gateway")
+
+
+class Numbers:
+    """Numbers of the incidents of one engine, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        before = incident_folders(folder)
+        self._newest = int(before[-1].name) if before else 0
+
+    def take(self) -> int:
+        """Return the next one."""
+        self._newest += 1
+        return self._newest
 
 
 class IncidentLog:
     """Follows the record of the present fault. A disk that is full costs the list, never the engine."""
 
-    def __init__(self, folder: Path, history: History) -> None:
-        """`folder`: of the engine's kept files; incidents of a gateway before this one are counted on."""
-        self._folder, self._history = folder, history
-        before = incident_folders(folder)
-        self._number = int(before[-1].name) if before else 0
+    def __init__(self, folder: Path, history: History, numbers: Numbers, beside: Cause | None = None) -> None:
+        """`folder`: of the engine's kept files; incidents of a gateway before this one are counted on.
+
+        `beside`: the cause of all its faults, with which steps go on; None: they are the pipeline's.
+        """
+        self._folder, self._history, self._numbers, self._beside = folder, history, numbers, beside
+        self._unexplained = _UNEXPLAINED if beside is None else _GONE
         self._recent: deque[Event] = deque(maxlen=_EVENTS_MOST)
         self._open: Incident | None = None
         self._begun_ns = 0
@@ -56,7 +76,7 @@ class IncidentLog:
         self._settling: list[tuple[float, Incident]] = []
         """Incidents that have ended, with the time at which the minute after them is over."""
         self.newest: IncidentInfo | None = None
-        self._resume(newest_incident(folder) if before else None)
+        self._resume(newest_incident(folder, beside))
 
     @property
     def resumed(self) -> FaultDetail | None:
@@ -110,17 +130,16 @@ class IncidentLog:
         """Write the incidents that are open: the engine ends."""
         self._end(None)
         for _, incident in self._settling:
-            if incident.info.ended == _UNEXPLAINED and time.time() - (incident.info.over_wall or 0.0) < _BEFORE_S:
+            if incident.info.ended == self._unexplained and time.time() - (incident.info.over_wall or 0.0) < _BEFORE_S:
                 incident.info.over_wall, incident.info.ended = None, _CUT  # The end of the engine cleared its verdict.
             self._settle(incident)
 
     def _begin(self, fault: FaultDetail) -> None:
-        self._number += 1
         self._fault = fault
         verdict = fault.verdict
         self._begun_ns = time.monotonic_ns() - int((time.time() - fault.wall + verdict.since_s) * 1e9)
         info = IncidentInfo(
-            number=self._number, wall=fault.wall - verdict.since_s, stage=verdict.stage, rank=verdict.rank,
+            number=self._numbers.take(), wall=fault.wall - verdict.since_s, stage=verdict.stage, rank=verdict.rank,
             cause=verdict.cause, summary=verdict.summary,
         )  # fmt: skip
         self._consequences = {}
@@ -134,13 +153,16 @@ class IncidentLog:
 
     def _again(self, fault: FaultDetail) -> bool:
         """Go on with the incident before, if `fault` is it: a slowness comes and goes with the load, as one fault."""
-        if not self._settling or fault.verdict.cause != "straggler":
+        if not self._settling or (self._beside is None and fault.verdict.cause != "straggler"):
             return False
         due, incident = self._settling[-1]
         info, verdict = incident.info, fault.verdict
         before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
-        same = before == now and info.ended == _UNEXPLAINED
-        if not same or fault.wall - (info.over_wall or 0.0) > AGAIN_S:
+        same = before == now and info.ended == self._unexplained
+        if self._beside is not None:
+            # The first words of a summary are the name of the process, or of the backend.
+            same = same and info.summary.split()[:2] == verdict.summary.split()[:2]
+        if not same or fault.wall - (info.over_wall or 0.0) > (AGAIN_S if self._beside is None else AROUND_S):
             return False
         self._settling.remove((due, incident))
         info.over_wall, info.ended = None, ""
@@ -165,6 +187,7 @@ class IncidentLog:
         info.cause, info.summary = verdict.cause, verdict.summary
         info.stage, info.rank = verdict.stage, verdict.rank
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
+        ending = ending if self._beside is None else None
         served = self._served if self._served is not None and self._served.mono_ns >= self._begun_ns else None
         info.by = next((event.by for event in reversed(incident.events) if _acts(event)), "")
         if over_wall is None:
@@ -174,7 +197,7 @@ class IncidentLog:
             info.ended = f"all stages serve again, generation {served.generation}"
             info.by, info.recomputed = served.by or info.by, served.recomputed
         elif ending is None:
-            info.over_wall, info.ended = self._end_of(info, over_wall), _UNEXPLAINED
+            info.over_wall, info.ended = self._end_of(info, over_wall), self._unexplained
         else:
             info.over_wall, info.ended = self._end_of(info, ending.wall), ending.text
         self._write(incident)

@@ -9,7 +9,7 @@ import msgspec
 
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.json_files import read_json_file
-from ppengine.protocol.snapshot import Event, IncidentInfo
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Event, IncidentInfo
 
 FILE = "incident.json"
 
@@ -37,11 +37,16 @@ def read_incident(folder: Path) -> Incident:
     return read_json_file(folder / FILE, Incident)
 
 
-def newest_incident(engine_folder: Path) -> Incident | None:
-    """Return the newest incident of an engine that can be read; None without any."""
+def newest_incident(engine_folder: Path, beside: Cause | None = None) -> Incident | None:
+    """Return the newest incident of an engine that can be read; None without any.
+
+    `beside`: one of this cause, with which steps go on. None: one of the pipeline.
+    """
     for folder in reversed(incident_folders(engine_folder)):
         with contextlib.suppress(OSError, ValueError):
-            return read_incident(folder)
+            cause = read_info(folder).cause
+            if (cause if cause in OUTSIDE_STEPS else None) == beside:
+                return read_incident(folder)
     return None
 
 

@@ -227,7 +227,7 @@ class IncidentInfo(msgspec.Struct, kw_only=True):
     over_wall: float | None = None
     """End in Unix seconds; null while it lasts, or if the engine ended before."""
     stage: int | None
-    """Stage of the root verdict; None: the core."""
+    """Stage of the root verdict; None: the core, or a process or a store beside the pipeline."""
     cause: Cause
     """Cause of the root verdict."""
     summary: str

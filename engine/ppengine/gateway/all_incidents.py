@@ -1,0 +1,86 @@
+"""All incidents of the engine: of the pipeline, and beside it, where a process or a store is at fault and steps go on.
+
+Both may last at once, and neither hides the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ppengine.gateway.fault_record import RESUME_S
+from ppengine.gateway.history import History
+from ppengine.gateway.incident_log import IncidentLog, Numbers
+from ppengine.protocol.facts import Serving
+from ppengine.protocol.inspection import FaultDetail
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Event, IncidentInfo, Verdict
+
+
+class BesideRecord:
+    """The record of a fault with which steps go on, from the first verdict of its cause to the last."""
+
+    def __init__(self, cause: Cause, fault: FaultDetail | None) -> None:
+        """`fault`: the newest one of a gateway before this one; its verdict comes again if it lasts."""
+        self._cause, self.kept = cause, fault
+        self._begun = self._unseen_until = time.monotonic()
+        """Monotonic time of the begin of `kept`, and that until which it may be without its verdict."""
+        if fault is not None and fault.over_wall is None:
+            self._begun -= max(0.0, time.time() - fault.wall)
+            self._unseen_until += RESUME_S
+
+    def look(self, verdicts: Sequence[Verdict]) -> None:
+        """Begin, follow or end the record."""
+        verdict = next((one for one in verdicts if one.root and one.cause == self._cause), None)
+        kept, now = self.kept, time.monotonic()
+        lasts = kept is not None and kept.over_wall is None
+        if verdict is not None and kept is not None and lasts:
+            kept.verdict = verdict
+        elif verdict is not None:
+            number, self._begun = 1 if kept is None else kept.number + 1, now
+            self.kept = FaultDetail(
+                number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["steps went on"]
+            )  # fmt: skip
+        elif kept is not None and lasts and now >= self._unseen_until:
+            # The wall clock may have been set since the begin.
+            kept.over_wall = kept.wall + now - self._begun
+
+
+class Incidents:
+    """Follows the pipeline's record, which another part makes, and has one for each cause beside it."""
+
+    def __init__(self, folder: Path, history: History) -> None:
+        """`folder`: of the engine's kept files; incidents of a gateway before this one are counted on."""
+        numbers = Numbers(folder)
+        self._pipeline = IncidentLog(folder, history, numbers)
+        beside = {cause: IncidentLog(folder, history, numbers, cause) for cause in OUTSIDE_STEPS}
+        self._beside = [(BesideRecord(cause, log.resumed), log) for cause, log in beside.items()]
+        self._logs = [self._pipeline, *beside.values()]
+
+    @property
+    def resumed(self) -> FaultDetail | None:
+        """The fault of the pipeline's newest incident of a gateway before this one."""
+        return self._pipeline.resumed
+
+    @property
+    def newest(self) -> IncidentInfo | None:
+        """The newest incident that lasts, otherwise the newest one."""
+        known = [log.newest for log in self._logs if log.newest is not None]
+        return max(known, key=lambda one: (one.over_wall is None and not one.ended, one.number), default=None)
+
+    def note_event(self, event: Event) -> None:
+        """Keep an event that may belong to an incident."""
+        for log in self._logs:
+            log.note_event(event)
+
+    def look(self, fault: FaultDetail | None, verdicts: Sequence[Verdict], served: Serving | None = None) -> None:
+        """Begin, follow and end incidents; `fault` and `served` are those of the pipeline."""
+        self._pipeline.look(fault, verdicts, served)
+        for record, log in self._beside:
+            record.look(verdicts)
+            log.look(record.kept, ())
+
+    def close(self) -> None:
+        """Write the incidents that are open: the engine ends."""
+        for log in self._logs:
+            log.close()

@@ -1,0 +1,122 @@
+"""Incidents of the pipeline and beside it: they last side by side, and count together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from ppengine.gateway import all_incidents, incident_log
+from ppengine.gateway.all_incidents import Incidents
+from ppengine.gateway.fault_record import RESUME_S
+from ppengine.gateway.history import History
+from ppengine.gateway.incident_log import AROUND_S
+from ppengine.protocol.incidents import Incident, incident_folders, newest_incident, read_incident
+from ppengine.protocol.inspection import FaultDetail
+from ppengine.protocol.snapshot import Event, Verdict
+from test_incident_log import Clock, served
+
+HTTP = Verdict(stage=None, cause="process", summary="http0 is stopped", since_s=0.5)
+STORE = Verdict(stage=None, cause="store", summary="backend a is broken", since_s=2.0)
+STAGE = Verdict(stage=1, cause="stopped", summary="stage 1 is stopped", since_s=0.5)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (all_incidents, incident_log):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def incidents(folder: Path) -> Incidents:
+    return Incidents(folder, History(folder / "history", "e", "n", 60, 2**20))
+
+
+def kept(folder: Path) -> list[Incident]:
+    return [read_incident(path) for path in incident_folders(folder)]
+
+
+def test_a_stopped_process_is_an_incident_until_nothing_shows_it(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    every.look(None, [HTTP])
+    (begun,) = kept(tmp_path)
+    assert (begun.info.number, begun.info.stage, begun.info.cause, begun.info.ended) == (1, None, "process", "")
+    assert begun.info.wall == pytest.approx(clock.now - 0.5) and begun.fault.missing == ["steps went on"]
+    clock.now += 30
+    every.note_event(Event(seq=1, wall=clock.now, kind="stage.continued", text="stage 1 is continued"))
+    every.look(None, [replace(HTTP, since_s=30.5, summary="texts is stopped")])
+    clock.now += 1
+    every.look(None, [], served(clock))
+    (over,) = kept(tmp_path)
+    assert over.info.over_wall == pytest.approx(clock.now) and over.info.summary == "texts is stopped"
+    assert over.info.ended == "nothing shows it any more", "no end of a fault of the pipeline is its own"
+    assert every.newest == over.info
+
+
+def test_it_hides_no_fault_of_the_pipeline_and_goes_on_beside_it(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    every.look(None, [HTTP, STORE])
+    clock.now += 5
+    stage = FaultDetail(number=1, wall=clock.now, verdict=STAGE, waits=[], retired=[])
+    every.look(stage, [STAGE, HTTP])
+    assert [(one.info.cause, one.info.ended != "") for one in kept(tmp_path)] == [
+        ("process", False), ("store", True), ("stopped", False),
+    ]  # fmt: skip
+    assert every.newest is not None and every.newest.cause == "stopped"
+    clock.now += 5
+    stage.over_wall = clock.now
+    every.look(stage, [HTTP])
+    assert every.newest.cause == "process", "it lasts"
+    clock.now += 5
+    every.look(stage, [])
+    assert every.newest.cause == "stopped" and all(one.info.over_wall for one in kept(tmp_path))
+    pipeline, beside = newest_incident(tmp_path), newest_incident(tmp_path, "store")
+    assert pipeline is not None and beside is not None
+    assert (pipeline.info.number, beside.info.number) == (3, 2)
+
+
+def test_a_store_that_fails_again_and_again_is_one_incident(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    for _ in range(10):
+        every.look(None, [STORE])
+        clock.now += 3
+        every.look(None, [])
+        clock.now += AROUND_S - 5
+    assert len(kept(tmp_path)) == 1
+    clock.now += 10
+    every.look(None, [STORE])
+    assert [one.info.number for one in kept(tmp_path)] == [1, 2]
+
+
+def test_another_process_that_stops_soon_after_is_another_incident(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    for name, since_s in (("http0", 1.0), ("http0", 2.0), ("texts", 1.0)):
+        every.look(None, [replace(HTTP, summary=f"{name} (pid 7) hangs: no report for {since_s}s")])
+        clock.now += 3
+        every.look(None, [])
+    assert [one.info.summary.split()[0] for one in kept(tmp_path)] == ["http0", "texts"]
+
+
+def test_it_goes_on_over_its_gateway_and_ends_with_the_engine(tmp_path: Path, clock: Clock) -> None:
+    incidents(tmp_path).look(None, [HTTP])
+    clock.now += 3
+    after = incidents(tmp_path)
+    after.look(None, [])
+    assert after.newest is not None and after.newest.over_wall is None, "its evidence is not there yet"
+    after.look(None, [replace(HTTP, since_s=0.2)])
+    clock.now += RESUME_S
+    after.look(None, [replace(HTTP, since_s=9.0)])
+    assert [one.info.number for one in kept(tmp_path)] == [1]
+    after.close()
+    (one,) = kept(tmp_path)
+    assert (one.info.over_wall, one.info.ended) == (None, "the engine ended before it was over")
+
+
+def test_the_next_gateway_ends_it_if_its_verdict_does_not_come_again(tmp_path: Path, clock: Clock) -> None:
+    incidents(tmp_path).look(None, [HTTP])
+    after = incidents(tmp_path)
+    clock.now += RESUME_S + 0.1
+    after.look(None, [])
+    (one,) = kept(tmp_path)
+    assert one.info.ended == "nothing shows it any more"
