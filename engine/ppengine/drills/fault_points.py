@@ -160,11 +160,18 @@ class SwapPoint(StandIn):
 
 
 class SocketPoint(StandIn):
-    """The step loop's socket to the core. `leave` is called before it closes."""
+    """The step loop's socket to the core. A look at its events is a poll that takes no time.
+
+    `leave` is called before it closes.
+    """
 
     def __init__(self, part: Any, points: Points, leave: Callable[[], None]) -> None:
         super().__init__(part, points, poll="poll", send="ack")
         self._leave = leave
+
+    def getsockopt(self, option: int) -> Any:
+        """Point `poll`; without a message, no event is there."""
+        return self._points.through("poll", lambda _: self._part.getsockopt(option), 0)
 
     def close(self) -> None:
         """End the fault thread, then close."""
