@@ -129,7 +129,8 @@ def compare(kind: type[ChunkGraphs] | type[DecodeGraphs], stage: Any, device: to
         graphs._staging._host[1].fill_(2**20)
         if device.type == "cuda":
             torch.cuda.synchronize()  # the graphs have a stream of their own
-        graphs.load(plan, ids)
+        graphs.fill(plan, ids)
+        graphs.send()
         launched = graphs.run()
         want_kv = [layer.clone() for layer in before]
         want = eager(stage, plan, torch.from_numpy(np.where(ids < 0, plan.slots[-1], ids)).to(device), want_kv)

@@ -67,7 +67,8 @@ def compare(graphs: Any, stage: Any, plan: Plan, state: BatchState, kv: list[tor
     ids = state.input_ids(plan, plan.slots[:0])
     with torch.inference_mode():
         assert graphs.serves(plan)
-        graphs.load(plan, ids)
+        graphs.fill(plan, ids)
+        graphs.send()
         launched = graphs.run()
         wanted = eager(stage, plan, torch.from_numpy(ids).to(kv[0].device), want)
     torch.testing.assert_close(launched.out, wanted, rtol=1e-5, atol=1e-5)
@@ -136,7 +137,8 @@ def test_too_few_rows_for_a_graph_of_their_own(
     graphs._least_saved = 1
     plan = state.plan(decodes(3))
     assert plan.shared_prefixes(1) is not None
-    graphs.load(plan, state.input_ids(plan, plan.slots[:0]))
+    graphs.fill(plan, state.input_ids(plan, plan.slots[:0]))
+    graphs.send()
     assert graphs._next == (Padding(3, False), 3, 3)
 
 

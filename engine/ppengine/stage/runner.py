@@ -118,6 +118,12 @@ class Runner(ABC):
         if self._receiver is not None and step.rows:
             self._receiver.expect(step.number, sum(row.count for row in step.rows))
 
+    def prepare(self, step: Step) -> None:  # noqa: B027 (a CPU computes meanwhile)
+        """Do what a step needs of the host and not of the device: masks of the step before are waited for.
+
+        It may be called several times.
+        """
+
     def execute(self, step: Step) -> Pending:
         """Do or launch one step; its acknowledgement is sent when it is done. Raises errors of model and transport."""
         if step.checks is not None:

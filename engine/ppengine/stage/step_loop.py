@@ -52,7 +52,7 @@ class StepLoop:
         return True
 
     def late_masks(self, number: int) -> list[Mask]:
-        """Wait for the masks that come behind step `number`, and acknowledge finished work meanwhile.
+        """Wait for the masks that come behind step `number`; acknowledge finished work and prepare the next meanwhile.
 
         Masks follow from tokens of the steps before. Raises SupersededError, PeerLostError.
         """
@@ -62,6 +62,8 @@ class StepLoop:
                 raise SupersededError(f"step {number} waited for its masks")
             self._retire()
             self._take(0 if self._pending else POLL_MS)
+            if self._inbox:
+                self._runner.prepare(self._inbox[0])
             if self._pending:
                 self._runner.check_neighbours()
                 time.sleep(_GLANCE_S)

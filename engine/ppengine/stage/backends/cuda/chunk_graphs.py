@@ -114,7 +114,9 @@ class ChunkGraphs:
         self._by_row: list[Tensor] = list(by_row.view(_BY_ROW, column))
         self._tables: Tensor = tables.view(rows, blocks)
         self._next = Padded(0, 0), 0, 0
-        """Shape, tokens and sampled rows of the step that was loaded."""
+        """Shape, tokens and sampled rows of the newest step."""
+        self._used = 0
+        """Integers that it has in pinned memory."""
         self._graphs: dict[Padded, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._calls = GraphCalls(model.group)
 
@@ -132,8 +134,8 @@ class ChunkGraphs:
         """Return whether a step can be run as a graph: not too many tokens and rows."""
         return self._shape(int(plan.query_start[-1]), len(plan.slots), shared=False) is not None
 
-    def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
-        """Launch the copy of a step's integers; `ids` [T] as for `DecodeGraphs`."""
+    def fill(self, plan: Plan, ids: NDArray[np.int64]) -> None:
+        """Note a step's integers in pinned memory; `ids` [T] as for `DecodeGraphs`."""
         batch, rows, count, sampled = plan.batch, len(plan.slots), len(ids), len(plan.sampled)
         shared = plan.shared_prefixes(self._least_saved) if rows > FEW_ROWS else None
         shape = self._shape(count, rows, shared is not None) or self._shape(count, rows, shared=False)
@@ -154,11 +156,15 @@ class ChunkGraphs:
             pad_words(shared, rows, words, shape.rows)
         found = batch.block_tables.numpy()
         tables.reshape(self._tables.shape)[:rows, : found.shape[1]] = found
-        self._staging.send(sum(self._wide) + rows * self._tables.shape[1])
+        self._used = sum(self._wide) + rows * self._tables.shape[1]
         self._next = shape, count, sampled
 
+    def send(self) -> None:
+        """Launch the copy of the integers."""
+        self._staging.send(self._used)
+
     def run(self) -> Launched:
-        """Launch the step that was loaded."""
+        """Launch the step whose integers were sent."""
         shape, count, sampled = self._next
         graph, output = self._graphs[shape]
         self._calls.replayed(shape)

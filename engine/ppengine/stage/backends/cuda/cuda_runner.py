@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +36,17 @@ from ppengine.stage.runner import MOVE_RECORDS, Runner, RunnerParts
 from ppengine.stage.wire import SupersededError
 
 
+class _Prepared(NamedTuple):
+    """The host's part of a step, before its launches."""
+
+    number: int
+    plan: Plan
+    ids: Ints
+    """[T]: input tokens on the first stage, zeros on others."""
+    graphs: DecodeGraphs | ChunkGraphs | None
+    """Those that have its integers; None: it is launched operation by operation."""
+
+
 class CudaRunner(Runner):
     """A runner whose steps are launched, and done later."""
 
@@ -42,6 +54,8 @@ class CudaRunner(Runner):
         super().__init__(parts)
         self.buffers = buffers
         self._timer, self._sampler = DeviceTimer(self._ring), StepSampler(parts, buffers)
+        self._prepared: _Prepared | None = None
+        """The step that comes next."""
         order = buffers.compute.order
 
         def look() -> None:
@@ -56,6 +70,17 @@ class CudaRunner(Runner):
     def execute(self, step: Step) -> Pending:
         self.buffers.progress.step = self.buffers.compute.order.step = step.number
         return super().execute(step)
+
+    @override
+    def prepare(self, step: Step) -> None:
+        # Launches of memory work and of new requests belong behind the step that waits, and so do new checks. The first
+        # stage knows the input tokens behind that step alone.
+        first, begins = self._receiver is None, step.register or step.release or step.moves
+        if first or begins or not step.rows or step.map_blocks is not None or step.checks is not None:
+            return
+        if self._prepared is None or self._prepared.number != step.number:
+            self._state.set_tables(step.tables)
+            self._prepared = self._planned(step)
 
     @override
     def leave(self) -> None:
@@ -83,21 +108,32 @@ class CudaRunner(Runner):
     @override
     def _rows(self, step: Step, pending: Pending) -> None:
         number, buffers = step.number, self.buffers
-        plan = self._state.plan(step.rows)
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.number != number:
+            prepared = self._planned(step)
+        _, plan, ids, graphs = prepared
         count = int(plan.query_start[-1])
-        scores = self._model.last and wants_positions(plan, self._state)
-        # Ranks must launch the same, a graph has more rows than its step, and one rank finds a value before another.
-        looks_inside = self._checks.looks_inside or (self._group.size > 1 and self._checks.finite)
-        fitting = () if looks_inside or scores else buffers.graphs
-        graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
-        ids: Ints = np.zeros(count, np.int64) if self._receiver is not None else self._input_ids(plan)
         if graphs is not None:
-            graphs.load(plan, ids)
+            graphs.send()
         self._receive(number, count, pending)
         buffers.compute.declare("layers", *self._touched(plan))
         self._launch(step, plan, ids, graphs, pending)
         if self._receiver is None and self._tokens is not None and len(plan.sampled):
             self._tokens.expect(number, plan.sampled_slots)
+
+    def _planned(self, step: Step) -> _Prepared:
+        """Return the plan of a step, and the graphs that it fits into, with its integers."""
+        plan = self._state.plan(step.rows)
+        scores = self._model.last and wants_positions(plan, self._state)
+        # Ranks must launch the same, a graph has more rows than its step, and one rank finds a value before another.
+        looks_inside = self._checks.looks_inside or (self._group.size > 1 and self._checks.finite)
+        fitting = () if looks_inside or scores else self.buffers.graphs
+        graphs = next((graphs for graphs in fitting if graphs.serves(plan)), None)
+        first = self._receiver is None
+        ids: Ints = self._input_ids(plan) if first else np.zeros(plan.query_start[-1], np.int64)
+        if graphs is not None:
+            graphs.fill(plan, ids)
+        return _Prepared(step.number, plan, ids, graphs)
 
     def _touched(self, plan: Plan) -> tuple[list[Buffer], list[Buffer]]:
         """Return the buffers that the layers of a step read, and write, and share with others; for the ledger alone."""

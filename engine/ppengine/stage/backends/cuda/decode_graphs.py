@@ -129,7 +129,9 @@ class DecodeGraphs:
         self._words, self._tables = ints[_COLUMNS * rows : self._tables_at], ints[self._tables_at :].view(rows, blocks)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._next = Padding(0, False), 0, 0
-        """Graph, rows and sampled rows of the step that was loaded."""
+        """Graph, rows and sampled rows of the newest step."""
+        self._used = 0
+        """Integers that it has in pinned memory."""
         self._graphs: dict[Padding, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._calls = GraphCalls(model.group)
 
@@ -161,8 +163,8 @@ class DecodeGraphs:
         counts = np.diff(plan.query_start)
         return int((counts * plan.ends)[counts > 1].sum()) <= MORE_READ
 
-    def load(self, plan: Plan, ids: NDArray[np.int64]) -> None:
-        """Launch the copy of a step's integers, before the stream waits for messages of others.
+    def fill(self, plan: Plan, ids: NDArray[np.int64]) -> None:
+        """Note a step's integers in pinned memory; launch nothing.
 
         `ids` [T] are input tokens, -1 where the newest sampled one of the row's slot is meant.
         """
@@ -181,11 +183,15 @@ class DecodeGraphs:
         array[self._tables_at :].reshape(self._rows, -1)[:rows, : tables.shape[1]] = tables
         if shared is not None:
             pad_words(shared, rows, array[_COLUMNS * self._rows : self._tables_at], size)
-        self._staging.send(self._tables_at + rows * self._blocks)
+        self._used = self._tables_at + rows * self._blocks
         self._next = Padding(size, shared is not None), rows, sampled
 
+    def send(self) -> None:
+        """Launch the copy of the integers, before the stream waits for messages of others."""
+        self._staging.send(self._used)
+
     def run(self) -> Launched:
-        """Launch the step that was loaded."""
+        """Launch the step whose integers were sent."""
         shape, rows, sampled = self._next
         graph, output = self._graphs[shape]
         self._calls.replayed(shape)
