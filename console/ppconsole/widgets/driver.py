@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import sys
 import threading
 from collections.abc import Iterable
@@ -78,9 +79,17 @@ class ConsoleDriver(linux_driver.LinuxDriver):
             self._file = sys.__stdout__
 
     def start_application_mode(self) -> None:
-        """Begin to draw and to read keys; leave once the terminal has hung up."""
+        """Begin to draw and to read keys; leave after a signal, and once the terminal has hung up."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # `demo` and `tour` have handlers of their own, and `nohup` ignores SIGHUP.
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._loop.add_signal_handler(number, self._leave_on_signal, number)
         super().start_application_mode()  # type: ignore[no-untyped-call]
         threading.Thread(target=self._leave_on_hangup, name="hangup", daemon=True).start()
+
+    def _leave_on_signal(self, number: signal.Signals) -> None:
+        """Give the terminal back and end with the exit code that a shell gives to a death by `number`."""
+        self._app.exit(return_code=128 + number)
 
     def _leave_on_hangup(self) -> None:
         """Wait for the hangup. Without the terminal as controlling terminal there is no SIGHUP, and each read returns
