@@ -88,6 +88,9 @@ def test_corrupt_shards_are_named_for_a_while() -> None:
     assert found.summary == "backend nvme0 gave 3 corrupt shards" and "7 in all" in found.evidence[0]
     assert one(backends=(replace(corrupt, corrupt_new=1),)).summary.endswith("1 corrupt shard")
     assert verdicts(backends=(replace(corrupt, corrupt_ago_s=CORRUPT_TOLD_S + 0.1),)) == []
+    assert verdicts(backends=(replace(corrupt, state="paused"),)) == [], "as suggested"
+    refused = replace(NVME, name="cache0", breaker="open", broken_for_s=3.0, error="refused")
+    assert one(backends=(corrupt, refused)).summary == "backend cache0 is broken: refused", "the present fault first"
 
 
 def test_a_slow_backend_is_named_where_its_job_waits() -> None:
@@ -112,7 +115,7 @@ def test_the_worst_is_named_and_the_others_are_evidence() -> None:
     found = one(dead, backends=(replace(NVME, broken_for_s=9.0, error="refused", corrupt_ago_s=1.0),))
     assert found.summary == "the store of stage 0 exited with code 1"
     assert [line for line in found.evidence if line.startswith("also: ")] == [
-        "also: backend nvme0 gave 1 corrupt shard", "also: backend nvme0 is broken: refused",
+        "also: backend nvme0 is broken: refused", "also: backend nvme0 gave 1 corrupt shard",
     ]  # fmt: skip
 
 
@@ -260,6 +263,7 @@ def test_calls_that_fail_beside_others_are_named_while_they_do() -> None:
     assert named.evidence[0] == "calls that failed or timed out: 6 in 60 s, 6 in all"
     assert verdicts(backends=(replace(found, errors_ago_s=11.0),)) == []
     assert verdicts(backends=(replace(found, errors_new=4),)) == []
+    assert verdicts(backends=(replace(found, state="paused"),)) == [], "nothing calls it"
 
 
 @pytest.fixture

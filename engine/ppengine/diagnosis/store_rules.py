@@ -48,8 +48,9 @@ def stores(case: Case) -> list[Verdict]:
     found = [
         *filter(None, map(_dead, tiers.stores)),
         *filter(None, map(_hanging, tiers.stores)),
-        *filter(None, map(_corrupt, tiers.backends)),
+        # Wrong bytes are named for a minute, and must not hide a backend that fails now.
         *filter(None, map(_broken, tiers.backends)),
+        *filter(None, map(_corrupt, tiers.backends)),
         *filter(None, map(_failing, tiers.backends)),
         *_slow(tiers),
         *filter(None, map(_full, tiers.backends)),
@@ -107,9 +108,9 @@ def _hanging(store: StoreEvidence) -> _Trouble | None:
 
 
 def _corrupt(backend: BackendEvidence) -> _Trouble | None:
-    """Return the fault of a backend that gave wrong bytes a moment ago."""
+    """Return the fault of a backend that gave wrong bytes a moment ago; one that is paused has none."""
     ago = backend.corrupt_ago_s
-    if ago is None or ago > CORRUPT_TOLD_S:
+    if ago is None or ago > CORRUPT_TOLD_S or backend.state == "paused":
         return None
     count = max(1, backend.corrupt_new)
     lines = [
@@ -142,7 +143,9 @@ def _broken(backend: BackendEvidence) -> _Trouble | None:
 def _failing(backend: BackendEvidence) -> _Trouble | None:
     """Return the fault of a backend of which some calls fail and others do not, as on a full disk."""
     ago = backend.errors_ago_s
-    if ago is None or ago > FAILING_TOLD_S or backend.errors_new < FAILING_LEAST or backend.broken_for_s is not None:
+    if backend.broken_for_s is not None or backend.state == "paused":
+        return None
+    if ago is None or ago > FAILING_TOLD_S or backend.errors_new < FAILING_LEAST:
         return None
     why = backend.error or "it reports no error"
     lines = [
