@@ -196,6 +196,32 @@ def test_writes_that_hang_are_refused_beside_reads_that_go_on() -> None:
     world.close()
 
 
+def test_an_error_is_reported_once_though_a_call_has_succeeded_since() -> None:
+    """A full disk fails every few writes: whether figures come between two of them is chance."""
+    backend = FakeBackend()
+    world = World(lambda kind: backend).ready()
+
+    def fail(call: str) -> None:
+        if call == "write":
+            raise OSError(28, "No space left on device")
+
+    backend.fault = fail
+    put(world, job=1)
+    backend.fault = lambda call: None
+    put(world, job=2)
+    seen = [world.store.figures().backends[0] for _ in range(2)]
+    assert [each.errors for each in seen] == [1, 1]
+    assert [each.error for each in seen] == ["[Errno 28] No space left on device", ""]
+    world.close()
+
+
+def test_the_queue_has_no_call_for_the_usage(world: World) -> None:
+    world.pass_s(10.0)
+    assert world.store.figures().backends[0].queue == 0, "an idle backend"
+    world.store.take(Find(1, [KEY], 1000))
+    assert world.store.figures().backends[0].queue == 1
+
+
 def test_a_half_open_breaker_lets_one_job_through() -> None:
     def fail(call: str) -> None:
         raise OSError("no route")

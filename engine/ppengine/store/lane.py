@@ -51,6 +51,8 @@ class Lane:
         self._error = ""
         self._failed_kind: Kind = "other"
         """Kind of the call that gave `_error`."""
+        self._healed = False
+        """Whether such a call has succeeded since: the figures report the error once, then it is over."""
         self._open_error = ""
         self._asked: list[Callable[[], None]] = []
         """Called after the next try to open, which is made at once for them."""
@@ -164,17 +166,19 @@ class Lane:
             self._close_backend()
 
     def figures(self) -> BackendFigures:
-        """Return the figures of now."""
-        now, spec = self._clock(), self.spec
+        """Return the figures of now. Calls that ask for the usage are left out of the queue."""
+        now, spec, error = self._clock(), self.spec, self._open_error or self._error
+        if self._healed:
+            self._error, self._healed = "", False
         state = "paused" if spec.paused else "draining" if spec.draining else "open"
         if self._backend is None:
             state = "broken" if self._open_error else "opening"
         read, write = self._reads.quantiles(now), self._writes.quantiles(now)
         breaker = "open" if self._stuck else self._breaker.state
         with self._ready:
-            queue = sum(map(len, self._queues.values())) + len(self._active)
+            queue = sum(task.counts for tasks in (*self._queues.values(), self._active) for task in tasks)
         return BackendFigures(
-            name=spec.name, state=state, breaker=breaker, error=self._open_error or self._error,
+            name=spec.name, state=state, breaker=breaker, error=error,
             used_bytes=self._usage.used_bytes, queue=queue, evicted=self._usage.evicted,
             read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1],
             threads=self.width, **self._counts,
@@ -201,14 +205,14 @@ class Lane:
             self._breaker.fail(now)
             if (before, self._breaker.state) == ("closed", "open"):
                 log.warning("%s is left alone for a while: %s", self.spec.name, outcome.error)
-            self._error, self._failed_kind = outcome.error, kind
+            self._error, self._failed_kind, self._healed = outcome.error, kind, False
             return
         self._breaker.succeed()
         if outcome.corrupt:
-            self._error, self._failed_kind = outcome.error, kind
+            self._error, self._failed_kind, self._healed = outcome.error, kind, False
         elif not outcome.error:
-            if kind == self._failed_kind:
-                self._error = ""  # A read says nothing of a disk that is full.
+            # A read says nothing of a disk that is full.
+            self._healed = self._healed or kind == self._failed_kind
             if kind in ("read", "write"):
                 names = ("reads", "read_bytes") if kind == "read" else ("writes", "written_bytes")
                 self._counts[names[0]] += 1
