@@ -225,6 +225,25 @@ def test_a_stage_that_serves_again_is_not_shown_as_dead() -> None:
     assert "! STAGE 1 RANK 1 was dead 2.3s ago, serves again: killed by SIGKILL" in line
 
 
+@pytest.mark.parametrize("cause", ["disk_full", "straggler", "out_of_files"])
+def test_a_fault_that_stops_no_step_hides_none_that_does(cause):
+    """A full disk or a slow stage may be an hour old when a stage is stopped."""
+    picture = snapshots.stuck()
+    picture.engine.state = "serving"
+    picture.verdicts.append(Verdict(stage=None, cause=cause, summary="older", since_s=3600.0))
+    assert text_of(banner.verdict_line(picture, LIVE, 80)).startswith("! STAGE 2 self_stuck 6.2s:")
+    assert " STUCK " in text_of(banner.banner(picture, LIVE, 80))
+
+
+def test_a_stage_that_serves_again_does_not_hide_a_dead_core():
+    picture = snapshots.snapshot()
+    picture.verdicts = [
+        Verdict(stage=1, cause="dead", summary="stage 1 was killed by SIGKILL", since_s=8.2),
+        Verdict(stage=None, cause="core", summary="the engine core was killed by SIGKILL", since_s=0.5),
+    ]
+    assert text_of(banner.verdict_line(picture, LIVE, 80)).startswith("! CORE 0.5s:")
+
+
 @pytest.mark.parametrize(
     ("cause", "badge"),
     [("stopped", "STUCK"), ("gil_held", "STUCK"), ("core", "STUCK"), ("undetermined", "STUCK?"),

@@ -80,11 +80,19 @@ FAULT_WORDS: dict[Cause, str] = {
 
 
 def root_verdict(snapshot: Snapshot) -> Verdict | None:
-    """Return the verdict to show first: a root if there is any, else the oldest. Those outside of steps come last."""
+    """Return the verdict to show first: a root if there is any, else the oldest. Those outside of steps come last.
+
+    One that stops all steps comes first: an older slow stage or full disk must not hide it.
+    """
     roots = [verdict for verdict in snapshot.verdicts if verdict.root]
     steps = [verdict for verdict in roots if verdict.cause not in OUTSIDE_STEPS]
-    found = [verdict for verdict in steps if verdict.cause not in SUFFERERS] or steps or roots or snapshot.verdicts
-    return max(found, key=lambda verdict: verdict.since_s, default=None)
+    stopping = [verdict for verdict in steps if _stops(verdict, snapshot)]
+    causes = [verdict for verdict in steps if verdict.cause not in SUFFERERS]
+    return max(stopping or causes or steps or roots or snapshot.verdicts, key=lambda each: each.since_s, default=None)
+
+
+def _stops(verdict: Verdict, snapshot: Snapshot) -> bool:
+    return verdict.cause in STOPPING and not serves_again(verdict, snapshot)
 
 
 def fault_word(snapshot: Snapshot) -> str:
@@ -102,9 +110,9 @@ def fault_word(snapshot: Snapshot) -> str:
 
 
 def root_verdicts(snapshot: Snapshot) -> list[Verdict]:
-    """Return the verdicts that are causes and not consequences, longest first; those outside of steps last."""
+    """Return the verdicts that are causes and not consequences, in the order of `root_verdict`."""
     roots = (verdict for verdict in snapshot.verdicts if verdict.root)
-    return sorted(roots, key=lambda verdict: (verdict.cause in OUTSIDE_STEPS, -verdict.since_s))
+    return sorted(roots, key=lambda each: (each.cause in OUTSIDE_STEPS, not _stops(each, snapshot), -each.since_s))
 
 
 def cordon_text(stage: StageInfo) -> str:
