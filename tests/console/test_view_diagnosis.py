@@ -14,7 +14,7 @@ from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
 from ppengine.protocol.inspection import OpRecord, StacksDetail, StageRings, StageStacks, ThreadRing
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Verdict, WaitInfo
+from ppengine.protocol.snapshot import IncidentInfo, Verdict, WaitInfo
 
 WIDTHS = (60, 80, 120, 200)
 
@@ -108,6 +108,25 @@ def test_a_fault_that_is_over_stays_with_its_steps():
     assert "STAGE 2 was self_stuck, healed after 15s" in text and "! STAGE 2" not in text and "do   >" not in text
     kept.verdict = Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=3.0)
     assert " CORE was the cause, healed after 12s" in "\n".join(page(snapshots.snapshot(), fault=kept))
+
+
+def test_a_fault_that_is_over_lasted_as_long_as_its_incident():
+    """The verdict of a record counts on until the fault is over, and is reported for some seconds after that."""
+    kept = snapshots.fault(snapshots.stuck(), over_wall=snapshots.WALL + 9)
+    kept.verdict.since_s = 11.0
+    picture = snapshots.snapshot()
+    picture.incident = IncidentInfo(
+        number=1, wall=snapshots.WALL - 2, over_wall=snapshots.WALL + 3, stage=2, cause="self_stuck", summary="x"
+    )
+    assert "STAGE 2 was self_stuck, healed after 5.0s" in "\n".join(page(picture, fault=kept))
+    picture.incident.wall = snapshots.WALL + 60
+    assert "healed after 5.0s" not in "\n".join(page(picture, fault=kept)), "a later incident"
+    picture.incident.wall, picture.incident.stage = snapshots.WALL - 2, None
+    kept.verdict = Verdict(stage=None, cause="core", summary="the engine core is stopped", since_s=11.0)
+    picture.incident.cause = "core"
+    assert "healed after 5.0s" in "\n".join(page(picture, fault=kept))
+    picture.incident.cause = "store"
+    assert "healed after 5.0s" not in "\n".join(page(picture, fault=kept)), "an incident of a store"
 
 
 def test_steps_say_how_far_each_stage_got():

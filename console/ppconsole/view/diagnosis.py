@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import Snapshot, Verdict
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo, Snapshot, Verdict
 
 from ppconsole.model.facts import headline, root_verdict
 from ppconsole.model.ranks import place_of, words
@@ -21,10 +21,6 @@ from ppconsole.view.marks import faulty_places
 
 TWO_COLUMNS = 140
 """From this width on the steps are beside the stacks."""
-
-
-_SAME_BEGIN_S = 1.0
-"""Seconds by which the begin of an incident and that of its fault may differ."""
 
 
 class Known(NamedTuple):
@@ -126,10 +122,11 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
 
 def _lasted(snapshot: Snapshot, known: Known, verdict: Verdict, *, over: bool) -> str:
     """Return `for 3.1s`; of a fault that is `over`, the time from its begin to its end, and not that of its report."""
-    end = _healed_at(snapshot, known.fault) if over else None
-    if not over or known.fault is None:
+    fault = known.fault if over else None
+    if fault is None:
         return f"for {age_text(verdict.since_s)}"
-    begin = known.fault.wall - verdict.since_s
+    end, info = _healed_at(snapshot, fault), _incident_of(snapshot, fault)
+    begin = fault.wall - verdict.since_s if info is None else info.wall
     return f"reported for {age_text(verdict.since_s)}" if end is None else f"healed after {age_text(end - begin)}"
 
 
@@ -137,11 +134,17 @@ def _healed_at(snapshot: Snapshot, fault: FaultDetail | None) -> float | None:
     """Return the end of a fault, as the badge has it if it is the newest incident: a verdict stays a little longer."""
     if fault is None:
         return None
+    info = _incident_of(snapshot, fault)
+    return fault.over_wall if info is None else info.over_wall or fault.over_wall
+
+
+def _incident_of(snapshot: Snapshot, fault: FaultDetail) -> IncidentInfo | None:
+    """Return the newest incident unless it is of another fault: each record of a fault makes an incident."""
     info, verdict = snapshot.incident, fault.verdict
-    begin = fault.wall - verdict.since_s
-    if info is not None and info.stage == verdict.stage and abs(info.wall - begin) < _SAME_BEGIN_S:
-        return info.over_wall or fault.over_wall
-    return fault.over_wall
+    if info is None or info.wall > fault.wall or (info.stage, info.rank) != (verdict.stage, verdict.rank):
+        return None
+    # A store or a process has no stage either, as the core.
+    return info if (info.cause in OUTSIDE_STEPS) == (verdict.cause in OUTSIDE_STEPS) else None
 
 
 def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:
