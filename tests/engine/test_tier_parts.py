@@ -146,6 +146,26 @@ def test_a_fetch_is_begun_if_it_is_faster():
     assert costs.ahead("x") == 0
 
 
+def test_a_backend_that_was_stuck_is_used_again_after_a_few_trials():
+    now = [0.0]
+    costs = Costs(lambda: now[0])
+    costs.computed(1000, 0.1)
+    for _ in range(8):
+        costs.ended("x", 1000, 0.01)
+    assert costs.decide({"x": 1000}, 1000).fetch
+    for _ in range(8):
+        costs.ended("x", 1000, 4.0)  # Fetches that were late, all at once.
+    trials = 0
+    while not costs.decide({"x": 1000}, 1000).fetch:
+        now[0] += TRIAL_S
+        assert costs.decide({"x": 1000}, 1000).trial
+        costs.begun("x", 1000)
+        costs.ended("x", 1000, 0.01)
+        trials += 1
+        assert trials <= 4, "a minute at most"
+    assert trials > 1, "one good trial is no proof"
+
+
 def test_the_cheapest_backend_comes_first():
     costs = Costs(lambda: 0.0)
     for backend, seconds in (("slow", 1.0), ("fast", 0.1)):

@@ -12,7 +12,10 @@ FASTER = 0.8
 TRIAL_S = 10.0
 """Seconds after which chunks of a backend that was too slow are read, so that its rate can recover."""
 _KEEP = 0.85
-"""Weight that each sample leaves to those before it."""
+"""Weight that each sample leaves to those before it; for fetches also each second since the one before it.
+
+Otherwise it takes 30 trials, five minutes, until a backend that was stuck for a moment is used again.
+"""
 _LEAST_S = 1e-6
 
 
@@ -26,10 +29,10 @@ class LineFit:
     _xx: float = 0.0
     _xy: float = 0.0
 
-    def add(self, x: float, y: float) -> None:
-        """Take a point."""
+    def add(self, x: float, y: float, keep: float = _KEEP) -> None:
+        """Take a point. `keep`: weight that is left to those before it."""
         for name, value in (("_weight", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, getattr(self, name) * _KEEP + value)
+            setattr(self, name, getattr(self, name) * keep + value)
 
     def at(self, x: float) -> float | None:
         """Return the predicted y at `x`, never below 0; None without a point."""
@@ -66,6 +69,8 @@ class Costs:
     """Bytes that are being fetched, by backend: they are in front of later ones."""
     _tried: dict[str, float] = field(init=False, default_factory=dict)
     """Time of the newest fetch of each backend."""
+    _sampled: dict[str, float] = field(init=False, default_factory=dict)
+    """Time of the newest sample of each backend."""
 
     def computed(self, tokens: int, seconds: float) -> None:
         """Take a retired step: `seconds` since it was sent, or since the step before it had retired."""
@@ -85,7 +90,10 @@ class Costs:
         """Note the end of that fetch. `seconds` None: it says nothing about the rate. `ahead`: bytes in front of it."""
         self._under_way[backend] = max(0, self._under_way.get(backend, 0) - size)
         if seconds is not None:
-            self._lines.setdefault(backend, LineFit()).add(float(size + ahead), max(seconds, _LEAST_S))
+            now = self._clock()
+            keep = _KEEP ** max(1.0, now - self._sampled.get(backend, now))
+            self._sampled[backend] = now
+            self._lines.setdefault(backend, LineFit()).add(float(size + ahead), max(seconds, _LEAST_S), keep)
 
     def ahead(self, backend: str) -> int:
         """Return the bytes under way of a backend."""
@@ -93,7 +101,7 @@ class Costs:
 
     def forget(self, backend: str) -> None:
         """Drop the rate of a backend that was changed or removed."""
-        for known in (self._lines, self._under_way, self._tried):
+        for known in (self._lines, self._under_way, self._tried, self._sampled):
             known.pop(backend, None)
 
     def fetch_s(self, sizes: Mapping[str, int]) -> float | None:
