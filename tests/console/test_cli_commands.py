@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -252,6 +253,17 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, fake: FakeGateway) -> None:
     process.wait(60)
     process.stderr.close()
     assert err == ""
+
+
+@pytest.mark.parametrize("command", ["ls", "status", "--version"])
+def test_an_output_that_is_full_or_closed_is_no_crash(cli: Cli, fake: FakeGateway, command: str) -> None:
+    python = shlex.join([sys.executable, "-m", "ppconsole", command])
+    for target, code, says in (
+        (">/dev/full", 1, "error: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+    ):
+        ran = subprocess.run(f"{python} {target}", shell=True, env=cli.env, text=True, stderr=subprocess.PIPE)
+        assert (ran.returncode, ran.stderr) == (code, says), target
 
 
 def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:

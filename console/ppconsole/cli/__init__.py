@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -22,6 +23,8 @@ def _module_of(row: Row) -> str:
     )  # fmt: skip
 
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk below stdout."""
 COMMANDS = {
     "demo": "demo", "tour": "touring", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching",
     "watch": "watching", "events": "watching", "show": "inspecting", "finished": "inspecting", "logs": "inspecting",
@@ -95,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         code = ppconsole.main(args=arguments, prog_name="ppconsole", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # `>&-` closes it
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return exits.USAGE
@@ -107,10 +111,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # The reader has closed its end. The rest of the buffer must not raise again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has closed its end.
+        _drop_output()
+        return exits.ERROR
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        exits.Failure(f"the output cannot be written: {error.strerror}").show()
         return exits.ERROR
     return code if isinstance(code, int) else exits.DONE
+
+
+def _drop_output() -> None:
+    """Keep the rest of the buffer from raising again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _misused(error: click.UsageError) -> int:
