@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from engines import wait_until
 from fake_vllm import install
 
 COMMAND = [sys.executable, "-m", "ppconsole", "bench"]
@@ -38,6 +40,27 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
     assert stages[1]["sample_ms"] > 0 == stages[0]["sample_ms"], "the last stage samples"
     assert [line.split()[0] for line in lines[-3:-1]] == ["0", "1"]
     assert lines[-1].startswith("layers [4, 4]")
+
+
+def test_a_signal_ends_the_bench_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    process = subprocess.Popen([*COMMAND, "tiny", "--no-baseline", "--rounds", "1000"], stdout=subprocess.DEVNULL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    try:
+        wait_until(lambda: b"ppengine.bench" in _command(children), "the bench runs", 30)
+        bench = int(children.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{bench}").exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _command(children: Path) -> bytes:
+    """Return the command line of the one child; empty before it is there."""
+    pids = children.read_text().split()
+    return Path(f"/proc/{pids[0]}/cmdline").read_bytes() if pids else b""
 
 
 @pytest.mark.parametrize(

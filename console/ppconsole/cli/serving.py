@@ -102,9 +102,17 @@ def _run_module(module: str, arguments: Sequence[str], what: str) -> int:
 
     need_engine()
     process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+    passed: list[int] = [signal.SIGINT]
+
+    def pass_on(number: int, _: object) -> None:
+        passed.append(number)
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)  # else it would go on by itself
     while True:
         try:
-            return _exit_code(process.wait(), what, signal.SIGINT)
+            return _exit_code(process.wait(), what, passed[-1])
         except KeyboardInterrupt:
             continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
 
