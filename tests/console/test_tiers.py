@@ -91,6 +91,14 @@ def test_the_page_at_80_columns() -> None:
     ]
 
 
+def test_the_shares_add_up_without_a_backend_that_was_removed() -> None:
+    found = tiers()
+    assert not any(line.startswith(" removed") for line in texts(picture(found)))
+    del found.backends[0]
+    (line,) = (line for line in texts(picture(found)) if line.startswith(" removed"))
+    assert line.split() == ["removed", "18%", "862k"]
+
+
 def test_a_wide_page_has_totals_kinds_and_places() -> None:
     shown = texts(picture(), 120)
     assert shown[3].split()[-2:] == ["IN", "OUT"] and shown[6].split()[-2:] == ["412G", "530G"]

@@ -224,7 +224,7 @@ TIERS = Section("TIERS  device, host and backends of KV blocks", {
     "finding fetching": "requests whose chunks are looked for, and read",
     "short fetches": "fetches that brought less than was found", "evicted": "cached slots that were used again",
     "dropped": "blocks not copied out and chunks not written, for lack of slots or time",
-    "TIER": "device, host, a backend by its name; computed: tokens that no tier had",
+    "TIER": "device, host, a backend by its name; removed: tokens of removed ones; computed: tokens that no tier had",
     "STATE": "opening, open, broken, paused, draining: read and not written; unknown: no store answers",
     "USE": "used part: blocks of the fullest stage, slots, bytes of the quota",
     "USED SIZE": "blocks of the device; bytes of all stages on the host and in a backend, and the most",

@@ -123,7 +123,7 @@ def _head(tiers: TiersInfo, width: int) -> list[Row]:
 
 
 def _tier_rows(snapshot: Snapshot, tiers: TiersInfo, width: int, selected: str | None, rates: HostRates) -> list[Row]:
-    """Return a row a tier, and one of the tokens that were computed; their shares add up to all prompt tokens."""
+    """Return a row a tier, and rows of tokens of removed backends and of computed ones; shares add up to 100 %."""
     names = ["computed", *(clean(backend.name) for backend in tiers.backends)]
     placed = _placed(TIERS, names, width)
     bar = next((each.width for each in placed if each.column.key == "bar"), 0)
@@ -152,7 +152,15 @@ def _tier_rows(snapshot: Snapshot, tiers: TiersInfo, width: int, selected: str |
             "out_total": (bytes_text(backend.written_bytes_total), "dim"),
         }  # fmt: skip
         lines.append(_line(placed, cells, chosen=backend.name == selected))
+    if (gone := total - _known_tokens(tiers)) > 0:
+        lines.append(_line(placed, {**blank, "name": ("removed", "dim"), **_share(gone, total)}))
     return [*lines, _line(placed, computed)]
+
+
+def _known_tokens(tiers: TiersInfo) -> int:
+    """Return the tokens of all rows; those of a backend that was removed are missing."""
+    backends = sum(backend.hit_tokens_total for backend in tiers.backends)
+    return tiers.device_hit_tokens_total + tiers.host_hit_tokens_total + backends + tiers.computed_tokens_total
 
 
 def _device(snapshot: Snapshot, bar: int) -> dict[str, Cell]:
