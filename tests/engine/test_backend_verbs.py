@@ -53,7 +53,9 @@ def test_a_backend_that_cannot_be_opened_is_kept_and_says_why():
     for store in world.stores.values():
         store.figures(state="broken", error="no such folder")
     done = outcome(world, answers)
-    assert (done.state, done.text) == ("failed", "x cannot be opened: no such folder; it is kept")
+    why, kept, *todo = done.text.split("; ")
+    assert (done.state, why) == ("failed", "x cannot be opened: no such folder") and kept.startswith("it is kept")
+    assert todo == ["when that is mended, store test x opens it", "store remove x forgets it"]
     world.submit(PROMPT, name="r", max_tokens=1)
     assert world.state("r") == "waiting"
 
@@ -73,6 +75,14 @@ def test_the_plan_refuses_a_kind_that_a_store_cannot_open():
     assert refused.text == "the store of stage 1 has no backend of kind tape; it has s3"
     world.kill(Place(1, 0))
     assert world.say(StoreAdd(backend="x", kind="tape"), dry_run=True)[-1].plan, "no store is there to ask"
+
+
+def test_a_second_backend_at_one_place_is_refused():
+    world = TierWorld(backends={})
+    for name, kind, url in (("a", "files", "/kv"), ("m", "memory", ""), ("n", "memory", ""), ("o", "valkey", "/kv")):
+        assert isinstance(world.say(StoreAdd(backend=name, kind=kind, url=url))[0], Accepted)
+    refused = world.say(StoreAdd(backend="b", kind="files", url="/kv/"), dry_run=True)[-1]
+    assert (refused.code, refused.text.partition(";")[0]) == ("CONFLICT", "a is there already")
 
 
 def test_verbs_without_a_backend_are_refused():

@@ -111,6 +111,8 @@ class BackendVerbs:
             raise CommandError("CONFLICT", f"there is a backend {name} already; choose another name")
         if name in self._leaving:
             raise CommandError("BUSY", f"{name} is being removed; try again when that has ended")
+        if (same := self._at(verb)) is not None:
+            raise CommandError("CONFLICT", f"{same.name} is there already; a quota counts all chunks of one place")
         if len(desk.backends) >= BACKENDS_MOST:
             raise CommandError("DOES_NOT_FIT", f"there are {BACKENDS_MOST} backends, the most; remove one first")
         if private := desk.links.private_slots:
@@ -131,6 +133,12 @@ class BackendVerbs:
 
         return Plan([line], begin, target=name)
 
+    def _at(self, verb: StoreAdd) -> Backend | None:
+        """Return the backend of the same kind and place, which has the same objects; `memory` has none in common."""
+        place = verb.kind, verb.url.rstrip("/")
+        known = self._desk.backends if verb.url and verb.kind != "memory" else ()
+        return next((one for one in known if (one.config.kind, one.config.url.rstrip("/")) == place), None)
+
     def _settle_opening(self, name: str, opening: _Opening, now: float) -> None:
         stores = self._desk.links.records.values()
         figures = [store.figures[name] for store in stores if name in store.figures]
@@ -140,12 +148,13 @@ class BackendVerbs:
             self._operations.end(opening.operation, "superseded", text)
         elif failed is not None:
             # It stays, and the stores try again: the place may come back.
-            self._operations.end(opening.operation, "failed", f"{name} cannot be opened: {failed.error}; it is kept")
+            text = f"{name} cannot be opened: {failed.error}; {_kept(name)}"
+            self._operations.end(opening.operation, "failed", text)
         elif len(figures) == len(stores) and all(one.state != "opening" for one in figures):
             self._operations.end(opening.operation, "applied", f"{name} is open")
         elif now >= opening.until:
             why = self._desk.links.why_not_ready or "the stores have not opened it"
-            self._operations.end(opening.operation, "failed", f"{why} after {OPEN_S:.0f} s; it is kept")
+            self._operations.end(opening.operation, "failed", f"{why} after {OPEN_S:.0f} s; {_kept(name)}")
         else:
             self._operations.defer(opening.operation, f"{name} is being opened")
             return
@@ -273,6 +282,12 @@ class BackendVerbs:
         ranked = any(place.rank for place in self._desk.links.records)
         *others, last = [f"{place.stage}.{place.rank}" if ranked else f"{place.stage}" for place in places]
         return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
+
+
+def _kept(name: str) -> str:
+    return (
+        f"it is kept and tried again; when that is mended, store test {name} opens it; store remove {name} forgets it"
+    )
 
 
 def _state(backend: Backend) -> str:
