@@ -15,6 +15,7 @@ from ppengine.protocol.store_messages import (
     OpenPool,
     Put,
     Stored,
+    StoreFigures,
     UseBackends,
     UseNamespace,
 )
@@ -87,7 +88,7 @@ class World:
         before = len(self.sent)
         self.store.take(message)
         self.work()
-        (answer,) = self.sent[before:]
+        (answer,) = (each for each in self.sent[before:] if not isinstance(each, StoreFigures))
         return answer
 
     def work(self) -> None:

@@ -304,7 +304,9 @@ def test_files_of_other_engines_count_after_a_while(tmp_path: Path, monkeypatch:
     first, second = contract.open(quota=2 * SIZE), contract.open()
     for number in range(4):
         second.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    assert first.usage().used_bytes == 0
     monkeypatch.setattr(files_backend, "SCAN_S", -1.0)
+    assert first.usage().used_bytes == 4 * SIZE, "also while it writes nothing"
     first.write("0.0/ab/4", page_view(bytes(SIZE)))
     assert first.usage().used_bytes == 2 * SIZE
     assert sum(first.find([f"0.0/ab/{number}" for number in range(5)])) == 2

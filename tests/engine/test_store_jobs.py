@@ -21,6 +21,7 @@ from ppengine.protocol.store_messages import (
     Marker,
     Put,
     Stored,
+    StoreFigures,
     UseBackends,
     UseNamespace,
 )
@@ -195,6 +196,18 @@ def test_clear_deletes_the_markers_with_the_first_place_alone() -> None:
     assert backend.objects == {}
     first.close()
     second.close()
+
+
+def test_the_bytes_of_a_clear_are_gone_when_it_is_done(world: World) -> None:
+    put(world)
+    world.pass_s(10.0)
+    world.work()
+    assert world.store.figures().backends[0].used_bytes > 0
+    world.sent.clear()
+    world.ask(Clear(2, "m"))
+    figures, done = world.sent
+    assert isinstance(figures, StoreFigures) and figures.backends[0].used_bytes == 0
+    assert isinstance(done, Done) and "deleted" in done.text
 
 
 def test_a_cancelled_job_is_answered_once(world: World) -> None:

@@ -221,11 +221,15 @@ class Lane:
 
     def _ask_usage(self, backend: Backend, _: Bounce) -> int:
         try:
-            self._usage = backend.usage()
+            self.take_usage(backend.usage())
         finally:
             # Not in `_usage_ended`: a call that hangs holds one thread, and must not be followed by others.
             self._asks_usage = False
         return 0
+
+    def take_usage(self, usage: Usage) -> None:
+        """Keep the newest usage for the figures; from any thread."""
+        self._usage = usage
 
     def _usage_ended(self, outcome: Outcome) -> None:
         self._usage_due = self._clock() + USAGE_S

@@ -139,9 +139,10 @@ class ClearJob(CareJob):
         before = backend.usage().used_bytes
         for name in self._names:
             backend.delete([name])
-        after = backend.usage().used_bytes
-        known = before >= 0 <= after
-        self._text = f"{max(0, before - after) / 2**20:.1f} MiB deleted" if known else "deleted"
+        left = backend.usage()
+        self._lane.take_usage(left)
+        known = before >= 0 <= left.used_bytes
+        self._text = f"{max(0, before - left.used_bytes) / 2**20:.1f} MiB deleted" if known else "deleted"
         return 0
 
 

@@ -240,6 +240,8 @@ class Store:
     def _answer(self, job: Job) -> None:
         del self._jobs[job.number]
         if not self._silent:
+            if isinstance(job, ClearJob):
+                self._send(self.figures())  # the bytes that are gone, before it is known to be done
             self._send(job.answer())
         self._swap_pool()
 

@@ -85,8 +85,7 @@ class FilesBackend(Backend):
     def write(self, key: str, data: memoryview) -> None:
         if len(data) > self._quota:
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
-        if time.monotonic() - self._scanned > SCAN_S:
-            self._scan()
+        self._scan_if_old()
         try:
             self._reserve(key, len(data))
             try:
@@ -110,6 +109,8 @@ class FilesBackend(Backend):
 
     @override
     def usage(self) -> Usage:
+        # An engine that writes nothing sees what others do in a shared folder, too.
+        self._scan_if_old()
         return Usage(self._index.used_bytes, self._evicted)
 
     @override
@@ -214,6 +215,10 @@ class FilesBackend(Backend):
                         yield own, entry.stat(follow_symlinks=False)
                 elif entry.is_dir(follow_symlinks=False):
                     yield from self._list(Path(entry.path), f"{key}/{entry.name}")
+
+    def _scan_if_old(self) -> None:
+        if time.monotonic() - self._scanned > SCAN_S:
+            self._scan()
 
     def _scan(self) -> None:
         """List the files of this store's parts, as other engines may have changed them."""
