@@ -66,7 +66,8 @@ async def _record(file: Path, common: Common, seconds: float | None, slow: bool)
     with recorder:
         async with attached(common, take, slow=slow, backlog=1000) as link:
             say(f"recording {record.name} ({record.id}) to {file}; Ctrl-C ends it")
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, failed.cancel)
+            for number in (signal.SIGINT, signal.SIGTERM):  # `timeout` and service managers send the second
+                asyncio.get_running_loop().add_signal_handler(number, failed.cancel)
             asking = asyncio.create_task(watcher.run(link))
             done, _ = await asyncio.wait([failed], timeout=seconds)
             asking.cancel()
