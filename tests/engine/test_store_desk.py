@@ -575,6 +575,22 @@ def test_a_core_that_follows_goes_on_with_backends_and_waits_for_the_stores():
     assert after.engine.tiers.ready
 
 
+def test_cores_that_follow_count_the_tokens_of_a_backend_once():
+    world = TierWorld(disk=filled())
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all()
+    world.run()
+    for _ in range(3):
+        tiers = world.engine.reporter.build().tiers
+        hits = tiers.backends[0].hit_tokens_total
+        assert (hits, hits + tiers.computed_tokens_total) == (3 * CHUNK, tiers.prompt_tokens_total)
+        world.engine.commit()
+        world = TierWorld(disk=world.disk, before=world, stores=False, serve=False)
+        world.drained(0, 1)
+        world.ready()
+        world.run()
+
+
 def test_a_core_that_follows_waits_for_stores_of_other_nodes_whatever_is_said_of_those_before_them():
     world, _ = fetching()
     world.engine.commit()

@@ -22,7 +22,7 @@ class Backend:
     paused: bool = False
     draining: bool = False
     hit_tokens: int = 0
-    """Tokens that starts loaded from it, before this core."""
+    """Tokens that starts loaded from it before this core, which count until this one serves."""
     declined: int = 0
     """Fetches that were not begun, because computing was predicted to be faster."""
     broken: bool = False

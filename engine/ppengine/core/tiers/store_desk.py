@@ -240,8 +240,8 @@ class StoreDesk:
         self.links.update()
 
     def hit_tokens(self, backend: Backend) -> int:
-        """Return the tokens that starts loaded from a backend."""
-        return backend.hit_tokens + (0 if self._copies is None else self._copies.totals.backends[backend.name])
+        """Return the tokens that starts loaded from a backend; copies go on with the counts of the core before."""
+        return backend.hit_tokens if self._copies is None else self._copies.totals.backends[backend.name]
 
     def forget_chunks(self, backend: str) -> None:
         """Forget which chunks a backend has."""
