@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
+from redis.exceptions import ResponseError
 from redis.retry import Retry
 from typing_extensions import override
 
@@ -103,7 +104,11 @@ class ValkeyBackend(Backend):
         if len(data) > self._quota:
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
         self._make_room(key, len(data))
-        self._write(keys=[PREFIX + key, *_books(key)], args=[key, data])
+        try:
+            self._write(keys=[PREFIX + key, *_books(key)], args=[key, data])
+        except ResponseError as error:
+            # Redis puts the name of the script and its line in front, for which a screen has no room.
+            raise BackendError(str(error).rpartition(": -")[2]) from None
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
