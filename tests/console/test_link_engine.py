@@ -20,6 +20,7 @@ from ppengine.protocol.control import Accepted, Command, Deferred, Outcome, Refu
 from ppengine.protocol.discovery import keep_record
 from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.kept_files import EngineEnd, engine_folder, write_end
+from ppengine.protocol.recording import LinkState
 from ppengine.protocol.verbs import Abort, Pause, Submit, SwapOut
 
 
@@ -77,6 +78,21 @@ async def test_stale_then_live_again(fake: FakeGateway) -> None:
         fake.silent = False
         await seen.until(lambda seen: seen.states[-1] == "live" and len(seen.snapshots) > count)
         assert "lost" not in seen.states
+
+
+async def test_a_gateway_that_was_silent_before_the_end_has_not_closed_the_connection(fake: FakeGateway) -> None:
+    """ZeroMQ ends the connection to a process that is stopped, after some seconds."""
+    patient = replace(FAST, lost_s=60.0)
+    for silent, says in ((False, "closed the connection"), (True, "silent; ppconsole explain says why")):
+        async with attached(fake, timing=patient) as (_, seen):
+            fake.deaf = fake.silent = silent
+            await asyncio.sleep(2 * FAST.stale_s + FAST.ping_s if silent else 0.0)
+            fake.stop()
+            await seen.until(lambda seen: "lost" in seen.states)
+            states = [each for each in seen.updates if isinstance(each, LinkState)]
+            assert says in next(each.text for each in states if each.state == "lost"), states
+            fake.deaf = fake.silent = False
+            fake.start(fake.epoch)
 
 
 async def test_gone_is_lost_and_the_same_epoch_comes_back(fake: FakeGateway) -> None:

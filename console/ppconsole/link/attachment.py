@@ -167,7 +167,7 @@ class Session:
         """Deliver until the link breaks. Always raises: SessionOver, or CancelledError when it is cancelled."""
         self._last_snapshot = self._last_pong = time.monotonic()
         readers = (self._read_state(handlers), self._read_control(handlers), self._read_bulk(), self._watch(handlers))
-        breaks = (_break(monitor) for monitor in self._sockets.breaks)
+        breaks = (self._break(monitor) for monitor in self._sockets.breaks)
         tasks = [asyncio.create_task(reader) for reader in (*readers, *breaks)]
         broken = False
         try:
@@ -311,10 +311,12 @@ class Session:
                     reopened = now
                     self._reopen = True
 
-
-async def _break(monitor: zmq.asyncio.Socket) -> None:
-    await monitor.recv_multipart()
-    raise SessionOver("the engine's gateway closed the connection")
+    async def _break(self, monitor: zmq.asyncio.Socket) -> None:
+        """Wait for the end of a connection: a process closes it at its death, ZeroMQ after a silence of seconds."""
+        await monitor.recv_multipart()
+        if time.monotonic() - max(self._last_pong, self._last_snapshot) > self._timing.stale_s:
+            raise SessionOver("the gateway is silent; ppconsole explain says why")
+        raise SessionOver("the engine's gateway closed the connection")
 
 
 async def _shake_hands(sockets: Sockets, record: EngineRecord, hello: Hello) -> Welcome:
