@@ -266,6 +266,23 @@ def test_an_output_that_is_full_or_closed_is_no_crash(cli: Cli, fake: FakeGatewa
         assert (ran.returncode, ran.stderr) == (code, says), target
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["submit"], 0, "request "),
+        (["store", "add", "x", "valkey", "-"], 2, "error: stdin has no URL"),
+        (["attach"], 2, "error: attach needs a terminal"),
+        (["status"], 0, ""),
+    ],
+)
+def test_an_input_that_is_closed_is_an_empty_one(
+    cli: Cli, fake: FakeGateway, words: list[str], code: int, says: str
+) -> None:
+    command = shlex.join([sys.executable, "-m", "ppconsole", *words])
+    ran = subprocess.run(f"{command} <&-", shell=True, env=cli.env, text=True, capture_output=True)
+    assert ran.returncode == code and ran.stderr.startswith(says), ran.stderr
+
+
 def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     shown = cli("show", "r-8f2c")
     assert shown.code == 0

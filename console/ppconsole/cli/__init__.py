@@ -96,10 +96,10 @@ def _engine_of(command: click.Command, engine: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_closed()
     try:
         code = ppconsole.main(args=arguments, prog_name="ppconsole", standalone_mode=False)
-        if sys.stdout is not None:  # `>&-` closes it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return exits.USAGE
@@ -121,6 +121,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         exits.Failure(f"the output cannot be written: {error.strerror}").show()
         return exits.ERROR
     return code if isinstance(code, int) else exits.DONE
+
+
+def _open_closed() -> None:
+    """Let /dev/null be what the caller has closed, as `<&-` does: else a pipe of an engine would get its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _drop_output() -> None:
