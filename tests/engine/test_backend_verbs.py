@@ -85,6 +85,16 @@ def test_a_second_backend_at_one_place_is_refused():
     assert (refused.code, refused.text.partition(";")[0]) == ("CONFLICT", "a is there already")
 
 
+def test_a_quota_that_keeps_no_chunk_is_refused_with_the_least_one():
+    world = TierWorld()
+    world.engine.advance()
+    pools = world.engine.tiers.links.pools
+    least = sum(size * pools.chunk_blocks + 4096 for size in pools.slot_bytes.values())
+    refused = world.say(StoreAdd(backend="a", kind="memory", quota_gib=(least - 1) / 2**30), dry_run=True)[-1]
+    assert refused.code == "DOES_NOT_FIT" and "keeps none; quota_gib must be at least " in refused.text
+    assert isinstance(world.say(StoreAdd(backend="a", kind="memory", quota_gib=least / 2**30))[0], Accepted)
+
+
 def test_verbs_without_a_backend_are_refused():
     world = TierWorld(backends={}, slot_bytes=0, stores=False)
     refused = world.say(StoreAdd(backend="x", kind="memory"))[-1]

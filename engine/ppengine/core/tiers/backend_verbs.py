@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from ppengine.common.sizes import counted
+from ppengine.common.sizes import counted, size_text
 from ppengine.common.tier_config import BACKENDS_MOST, BackendConfig
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
@@ -33,6 +33,8 @@ CARE_S = 15 * 60.0
 """Most seconds for a `clear`."""
 TEST_CALLS = 6
 """Calls of a test, each of which may take the time of a call."""
+HEADER = 4096
+"""Most bytes of the header of a shard, with its padding."""
 OPEN_S = 30.0
 """Seconds in which stores must have opened a new backend."""
 
@@ -119,6 +121,7 @@ class BackendVerbs:
             raise CommandError("UNSUPPORTED", f"{private}; start the engine with a backend in the profile")
         if why := desk.links.why_not_kind(verb.kind):
             raise CommandError("UNSUPPORTED", why)
+        self._check_quota(verb)
         config = BackendConfig(
             kind=verb.kind, url=verb.url, quota_gib=verb.quota_gib, write=verb.write, timeout_ms=verb.timeout_ms
         )
@@ -138,6 +141,14 @@ class BackendVerbs:
         place = verb.kind, verb.url.rstrip("/")
         known = self._desk.backends if verb.url and verb.kind != "memory" else ()
         return next((one for one in known if (one.config.kind, one.config.url.rstrip("/")) == place), None)
+
+    def _check_quota(self, verb: StoreAdd) -> None:
+        """Raise CommandError for a quota that no chunk fits in: each write would fail."""
+        pools, quota = self._desk.links.pools, int(verb.quota_gib * 2**30)
+        least = 0 if pools is None else sum(size * pools.chunk_blocks + HEADER for size in pools.slot_bytes.values())
+        if quota < least:
+            text = f"a chunk has {size_text(least)} on all stages, and a quota of {size_text(quota)} keeps none"
+            raise CommandError("DOES_NOT_FIT", f"{text}; quota_gib must be at least {1.01 * least / 2**30:.3g}")
 
     def _settle_opening(self, name: str, opening: _Opening, now: float) -> None:
         stores = self._desk.links.records.values()
