@@ -24,7 +24,8 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.connection import TRANSPORT, Connection, server_config
-from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.service import Service
 from ppengine.protocol.chat_messages import Chat

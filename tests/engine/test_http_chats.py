@@ -16,7 +16,8 @@ from ppengine.http import chat_renderer
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.event_stream import all_parts
-from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.protocol.chat_messages import Chat, Rendered
 from ppengine.protocol.offline import Piece

@@ -19,7 +19,8 @@ from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.event_stream import BUFFER_MOST, EventStream, all_parts
-from ppengine.http.front_link import ANSWERS, Followed
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import ANSWERS
 from ppengine.http.front_socket import FrontSocket
 from ppengine.http.generation import Generation, Part
 from ppengine.http.reply.reply_form import form_of

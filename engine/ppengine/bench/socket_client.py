@@ -15,7 +15,8 @@ import msgspec
 import uvloop
 
 from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, report
-from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import FrontLink
 from ppengine.protocol.offline import Piece
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.verbs import Submit

@@ -10,7 +10,8 @@ import msgspec
 from ppengine.checkpoint.piece_text import PieceText
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http.api_errors import ApiError
-from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import FrontLink
 from ppengine.protocol.control import Logprob
 from ppengine.protocol.offline import Piece
 from ppengine.protocol.prompt_scores import PromptLogprob

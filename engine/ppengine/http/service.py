@@ -25,7 +25,8 @@ from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import Call
-from ppengine.http.front_link import Followed, FrontLink
+from ppengine.http.followed import Followed
+from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
 from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import ReplyForm, form_of
