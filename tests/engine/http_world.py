@@ -27,6 +27,7 @@ from ppengine.http.connection import TRANSPORT, Connection, server_config
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
+from ppengine.http.outbox import Outbox
 from ppengine.http.service import Service
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.control import Logprob
@@ -77,6 +78,7 @@ class ScriptedLink:
         default_factory=lambda: StateAnswer(nonce=0, state="serving", message="", max_model_len=4096, num_blocks=9)
     )
     silent: bool = False
+    outbox: Outbox = field(default_factory=Outbox)
     open_requests: int = 0
 
     async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:

@@ -18,11 +18,12 @@ from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
-from ppengine.http.event_stream import BUFFER_MOST, EventStream, all_parts
+from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import ANSWERS
 from ppengine.http.front_socket import FrontSocket
 from ppengine.http.generation import Generation, Part
+from ppengine.http.outbox import BUFFER_MOST, Outbox
 from ppengine.http.reply.reply_form import form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CompletionRequest, StreamOptions
@@ -56,7 +57,7 @@ def new_call() -> Call:
 
 
 def generation(samples: int = 1, first: int = 0, interval: int = 1, stops: tuple[str, ...] = ()) -> Generation:
-    link: Any = SimpleNamespace(end_sample=lambda followed, sample: None)
+    link: Any = SimpleNamespace(end_sample=lambda followed, sample: None, outbox=Outbox())
     followed = Followed("r", samples, [0] * samples, interval=interval)
     return Generation(link, Words(), followed, [1], first, list(stops), 0)
 

@@ -21,8 +21,6 @@ from ppengine.protocol.offline import Piece
 
 log = logging.getLogger("ppengine.http")
 
-BUFFER_MOST = 65_536
-"""Bytes that wait for a client before its events are held back: uvicorn's limit."""
 HELD_MOST = 2**24
 """Bytes of events that are held back for a client; beyond that its connection is cut."""
 
@@ -87,14 +85,17 @@ async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[
 class EventStream:
     """Writes the events of an answer to `transport`, whose headers were sent through ASGI."""
 
-    __slots__ = ("_answer", "_call", "_chunked", "_full", "_generations", "_held", "_held_bytes", "_transport", "_wake")
+    __slots__ = (
+        "_answer", "_call", "_chunked", "_full", "_generations", "_held", "_held_bytes", "_outbox", "_transport",
+        "_wake",
+    )  # fmt: skip
 
     def __init__(
         self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport, *,
         chunked: bool = True,
     ) -> None:  # fmt: skip
         self._answer, self._generations, self._call, self._transport = answer, generations, call, transport
-        self._chunked, self._full = chunked, False
+        self._chunked, self._full, self._outbox = chunked, False, generations[0].link.outbox
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._wake = asyncio.Event()
@@ -114,6 +115,11 @@ class EventStream:
         self._write(self._answer.end() if error is None else self._answer.failed(error))
         return error
 
+    def fill(self) -> None:
+        """See `Writer`."""
+        self._full = True
+        self._wake.set()
+
     def _write(self, data: bytes) -> None:
         """Send events, as a chunk or as they are, unless there are none, or the client has not read many before."""
         if not data:
@@ -127,10 +133,8 @@ class EventStream:
                 log.warning("a client read nothing of %d bytes; its connection is cut", self._held_bytes)
                 self._transport.abort()
             return
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-        if self._transport.get_write_buffer_size() > BUFFER_MOST:
-            self._full = True
-            self._wake.set()
+        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        self._outbox.write(self._transport, framed, self)
 
     async def _drain(self, send: Send) -> None:
         """Wait until the client has read, then send the events that were held back."""

@@ -15,6 +15,7 @@ from ppengine.http.call_trace import CallTraces
 from ppengine.http.engine_state import EngineState
 from ppengine.http.followed import Followed
 from ppengine.http.front_socket import FrontSocket
+from ppengine.http.outbox import Outbox
 from ppengine.protocol.clients import HttpReport
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.metrics import CoreMetrics, MetricsQuery
@@ -55,6 +56,8 @@ class FrontLink:
         self._traces = traces
         self._left: dict[str, int] = {}
         """Samples whose times have not come, by request that was left; none without traces."""
+        self.outbox = Outbox()
+        """Events on their way to connections."""
         self._socket = FrontSocket(endpoint, self._read)
         self._session, self._interval = session, interval
         self._codec = Codec(FromFront)
@@ -199,20 +202,21 @@ class FrontLink:
     def _take(self, news: News) -> None:
         """Hand out the pieces of an answer, and ask for more."""
         ended, gap = list[str](), False
-        for piece in news.pieces:
-            one = self._open.get(piece.request)
-            if self._traces is not None and piece.finish_reason is not None:
-                self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
-                if (samples := self._left.pop(piece.request, 1)) > 1:
-                    self._left[piece.request] = samples - 1
-            if one is None:
-                # Its client has left; the output goes with the last sample.
-                ended += [piece.request] if piece.finish_reason is not None else []
-            elif not one.take(piece):
-                gap = True
-            elif not one.samples:
-                del self._open[piece.request]
-                ended.append(piece.request)
+        with self.outbox:
+            for piece in news.pieces:
+                one = self._open.get(piece.request)
+                if self._traces is not None and piece.finish_reason is not None:
+                    self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
+                    if (samples := self._left.pop(piece.request, 1)) > 1:
+                        self._left[piece.request] = samples - 1
+                if one is None:
+                    # Its client has left; the output goes with the last sample.
+                    ended += [piece.request] if piece.finish_reason is not None else []
+                elif not one.take(piece):
+                    gap = True
+                elif not one.samples:
+                    del self._open[piece.request]
+                    ended.append(piece.request)
         if ended:
             self._send(ForgetMany(session=self._session, requests=ended))
         if news.error:
