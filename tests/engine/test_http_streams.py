@@ -39,6 +39,9 @@ class Words(AbsentTokenizer):
     def decode(self, ids: list[int]) -> str:
         return "".join(f"<{one}>" if one != 9 else "\ufffd" for one in ids)
 
+    def fixed_text(self, token: int) -> str | None:
+        return None if token == 9 else self.decode([token])
+
     def is_silent(self, token: int) -> bool:
         return False
 

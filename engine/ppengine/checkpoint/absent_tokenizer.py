@@ -13,7 +13,8 @@ class AbsentTokenizer(Tokenizer):
     """Takes the place of a tokenizer under `model.skip_tokenizer`. Every token is silent, so all outputs are empty."""
 
     def __init__(self) -> None:
-        self.eos, self.eos_id, self.fixed_texts = None, None, None
+        self.eos, self.eos_id = None, None
+        self.fixed_texts = {}
 
     @property
     @override
@@ -36,6 +37,10 @@ class AbsentTokenizer(Tokenizer):
     def token_text(self, token: int) -> str:
         # vLLM's form of a token that is not to be written as text.
         return f"token_id:{token}"
+
+    @override
+    def fixed_text(self, token: int) -> str | None:
+        return ""
 
     @override
     def is_silent(self, token: int) -> bool:

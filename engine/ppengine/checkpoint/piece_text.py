@@ -27,6 +27,15 @@ class PieceText:
         """The stop text that ended it."""
         return None if self._growing is None else self._growing.stop_text
 
+    @property
+    def even(self) -> bool:
+        """Whether the next token adds its fixed text alone, if it has one."""
+        return self._growing is None and not self.over and self._stream.even
+
+    def catch_up(self, characters: int) -> None:
+        """Count the characters of tokens that have added their fixed texts."""
+        self.given += characters
+
     def take(self, tokens: list[int], reason: str | None) -> tuple[str, int, int, str | None]:
         """Take tokens; `reason`: the finish reason of the core, if they are the last.
 

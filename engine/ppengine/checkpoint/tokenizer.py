@@ -171,6 +171,14 @@ class DetokStream:
         self._given = len(self._ids)
         self._prefix = tokenizer.decode(self._ids)
 
+    @property
+    def even(self) -> bool:
+        """Whether the next token adds its fixed text, if it has one: nothing waits for the end of a character.
+
+        Such tokens may be left out here: no text depends on them.
+        """
+        return self._fixed is not None and len(self._ids) == self._given
+
     def push(self, token: int) -> str:
         """Return the text that `token` completes, which may be none."""
         if self._fixed is not None and len(self._ids) == self._given:

@@ -33,6 +33,10 @@ class Answer(Protocol):
         """Return the events of a part, which may be none."""
         ...
 
+    def frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """Return the bytes around the text of the next events of a choice; None: they may differ in more than that."""
+        ...
+
     def end(self) -> bytes:
         """Return the events after the last part."""
         ...
@@ -98,6 +102,8 @@ class ChunkedAnswer(ABC):
 
     plain = False
     """Whether the event of a part depends on that part alone, unless it is the first of its choice."""
+    plain_without_text = False
+    """Whether such an event has the same form if its text is empty."""
 
     def __init__(self, name: str, service: Service, request: CommonFields, generations: Sequence[Generation]) -> None:
         self._name, self._created, self._model = name, service.now(), service.model
@@ -118,7 +124,7 @@ class ChunkedAnswer(ABC):
 
     def part(self, part: Part) -> bytes:
         """See `Answer`. A plain event differs from the last one in its text alone."""
-        if not part.text or part.finish_reason is not None or part.logprobs:
+        if not (part.text or self.plain_without_text) or part.finish_reason is not None or part.logprobs:
             return self._made_of(part)
         frame = self._frames.get(part.choice)
         if frame is not None:
@@ -130,6 +136,10 @@ class ChunkedAnswer(ABC):
                 return head + _encode(part.text) + tail
             self._frames[part.choice] = None
         return self._made_of(part)
+
+    def frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """See `Answer`."""
+        return self._frames.get(choice)
 
     def end(self) -> bytes:
         """See `Answer`."""

@@ -64,6 +64,10 @@ class BlockAnswer(ABC):
             events += self._shown(self._changes.end(complete=self.reason != "length"))
         return events
 
+    def frame(self, choice: int) -> tuple[bytes, bytes] | None:
+        """See `Answer`. Each event has a number, or is one of several."""
+        return None
+
     def whole(self, parts: list[list[Part]]) -> msgspec.Struct:
         """See `Answer`. Raises ApiError if an operator has aborted the request."""
         events = [

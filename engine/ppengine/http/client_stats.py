@@ -18,7 +18,7 @@ SLOW_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
-class _Client:
+class Client:
     """One API key on one route."""
 
     requests: int = 0
@@ -32,17 +32,29 @@ class _Client:
     itl: Histogram = field(default_factory=Histogram)
     took: list[int] = field(default_factory=lambda: [0] * (len(HTTP_EDGES_S) + 1))
     took_s: float = 0.0
+    now: float = 0.0
+    """Time of the newest message of the core with tokens in `between`."""
+    between: dict[float, int] = field(default_factory=dict)
+    """Tokens of that message that are not in the counts yet, by the time of the token before."""
+
+    def turn(self, now: float) -> None:
+        """Count the tokens of the newest message, and go on with that of the time `now`."""
+        for before, count in self.between.items():
+            self.itl.add(self.now - before, count, self.now)
+            self.tokens += count
+        self.between.clear()
+        self.now = now
 
 
 class Call:
     """One request, from its first byte to the end of its answer."""
 
-    __slots__ = ("_client", "_events", "_grant", "_sending_since", "began", "closed", "on_close", "trace")
+    __slots__ = ("_grant", "_sending_since", "began", "client", "closed", "on_close", "times", "trace")
 
-    def __init__(self, client: _Client, grant: Grant | None = None) -> None:
-        self._client, self._grant = client, grant
+    def __init__(self, client: Client, grant: Grant | None = None) -> None:
+        self.client, self._grant = client, grant
         self.began = time.monotonic()
-        self._events: dict[int, float] = {}
+        self.times: dict[int, float] = {}
         """Time of the newest event, by choice."""
         self._sending_since: float | None = None
         self.on_close: Callable[[], object] | None = None
@@ -52,6 +64,11 @@ class Call:
         self.trace: CallTrace | None = None
         client.requests += 1
         client.open.add(self)
+
+    @property
+    def observed(self) -> bool:
+        """Whether each token is wanted as it comes, by a trace or by the limits of the key."""
+        return self.trace is not None or self._grant is not None
 
     def prompt(self, tokens: int) -> None:
         """Count the tokens of its prompts."""
@@ -64,14 +81,14 @@ class Call:
             self._grant.spend(tokens)
         if not tokens:
             return
-        now, client, events = time.monotonic(), self._client, self._events
+        now, client, times = time.monotonic(), self.client, self.times
         client.tokens += tokens
-        before = events.get(choice)
+        before = times.get(choice)
         if before is not None:
             client.itl.add(now - before, 1, now)
-        elif not events:
+        elif not times:
             client.ttft.add(now - self.began, 1, now)
-        events[choice] = now
+        times[choice] = now
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -88,13 +105,13 @@ class Call:
 
     def close(self) -> None:
         """End its answer, however far it is, and its connection with it; nothing for a call that has ended."""
-        if self in self._client.open and self.on_close is not None:
+        if self in self.client.open and self.on_close is not None:
             self.closed = True
             self.on_close()
 
     def end(self, status: int, *, left: bool = False) -> None:
         """End the call with the status of its answer; `left`: its client did not wait for it. Only the first counts."""
-        client = self._client
+        client = self.client
         if self not in client.open:
             return
         client.open.discard(self)
@@ -122,11 +139,11 @@ class ClientStats:
     def __init__(self, limits: Mapping[str, KeyLimit] | None = None) -> None:
         """`limits`: of keys by the file of keys."""
         self._limits = limits or {}
-        self._clients: dict[tuple[str, str], _Client] = {}
+        self._clients: dict[tuple[str, str], Client] = {}
 
     def begin(self, key: str, route: str, grant: Grant | None = None) -> Call:
         """Begin a call; `grant`: its key has limits."""
-        return Call(self._clients.setdefault((key, route), _Client()), grant)
+        return Call(self._clients.setdefault((key, route), Client()), grant)
 
     def open_calls(self, key: str) -> list[Call]:
         """Return the calls of an API key that have not ended."""
@@ -135,6 +152,8 @@ class ClientStats:
     def counts(self) -> list[ClientCounts]:
         """Return the counts of this moment."""
         now = time.monotonic()
+        for one in self._clients.values():
+            one.turn(now)
         return [
             ClientCounts(
                 key, route, len(one.open), sum(call.slow(now) for call in one.open), one.requests, one.tokens,

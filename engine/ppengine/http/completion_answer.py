@@ -17,6 +17,8 @@ from ppengine.http.service import Service
 class CompletionAnswer(ChunkedAnswer):
     """See `Answer`. With `echo`, the first part of a choice begins with the prompt."""
 
+    plain_without_text = True
+
     def __init__(
         self, name: str, service: Service, request: CompletionRequest, generations: Sequence[Generation]
     ) -> None:

@@ -17,6 +17,7 @@ from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation, Part
+from ppengine.http.plain_events import PlainEvents
 from ppengine.protocol.offline import Piece
 
 log = logging.getLogger("ppengine.http")
@@ -28,12 +29,13 @@ HELD_MOST = 2**24
 class Reading:
     """Hands the parts of `generations` to `take` as they come. `changed` is called at the end."""
 
-    __slots__ = ("_call", "_changed", "_left", "_take", "error", "over")
+    __slots__ = ("_call", "_changed", "_generations", "_left", "_take", "error", "over")
 
     def __init__(
-        self, generations: Sequence[Generation], call: Call, take: Callable[[Part], None], changed: Callable[[], None]
-    ) -> None:
-        self._call, self._take, self._changed = call, take, changed
+        self, generations: Sequence[Generation], call: Call, take: Callable[[Generation, Part], None],
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._generations, self._call, self._take, self._changed = generations, call, take, changed
         self._left = len(generations)
         self.over = not generations
         """Whether no part will come."""
@@ -56,7 +58,7 @@ class Reading:
                 self._call.part(part.choice, len(part.token_ids))
                 if self._call.trace is not None:
                     self._call.trace.part(part.choice, len(part.token_ids), part.finish_reason)
-                self._take(part)
+                self._take(generation, part)
                 if part.finish_reason is None:
                     return
         except ApiError as error:
@@ -68,6 +70,8 @@ class Reading:
         self._left -= generation.over
         self.over = not self._left or self.error is not None
         if self.over:
+            for one in self._generations:
+                one.followed.settle()
             self._changed()
 
 
@@ -75,7 +79,7 @@ async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[
     """Return the parts of each choice once all have ended. Raises ApiError."""
     parts: list[list[Part]] = [[] for one in generations for _ in range(one.choices)]
     ended = asyncio.Event()
-    reading = Reading(generations, call, lambda part: parts[part.choice].append(part), ended.set)
+    reading = Reading(generations, call, lambda _, part: parts[part.choice].append(part), ended.set)
     await ended.wait()
     if reading.error is not None:
         raise reading.error
@@ -103,9 +107,7 @@ class EventStream:
     async def run(self, send: Send) -> ApiError | None:
         """Return after the last event was written, with the error that ended the answer."""
         self._write(self._answer.begin())
-        reading = Reading(
-            self._generations, self._call, lambda part: self._write(self._answer.part(part)), self._wake.set
-        )
+        reading = Reading(self._generations, self._call, self._part, self._wake.set)
         while not reading.over or self._full:
             await self._wake.wait()
             self._wake.clear()
@@ -118,7 +120,18 @@ class EventStream:
     def fill(self) -> None:
         """See `Writer`."""
         self._full = True
+        for one in self._generations:
+            one.followed.settle()
         self._wake.set()
+
+    def _part(self, generation: Generation, part: Part) -> None:
+        """Write the events of a part, and leave those behind it to `PlainEvents` if they are plain."""
+        self._write(self._answer.part(part))
+        frame, followed = self._answer.frame(part.choice), generation.followed
+        if frame is None or self._full or not self._chunked or followed.interval > 1 or self._call.observed:
+            return
+        if generation.even:
+            followed.single = PlainEvents(generation, frame, self._call, self._transport, self._outbox, self)
 
     def _write(self, data: bytes) -> None:
         """Send events, as a chunk or as they are, unless there are none, or the client has not read many before."""

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ppengine.protocol.offline import Piece
+
+
+class SingleTokens(Protocol):
+    """A reader of nearly all pieces of a request; see `PlainEvents`."""
+
+    def take(self, piece: Piece, now: float) -> bool:
+        """Take a piece of the time `now`. Return False, with nothing done, if it is not one for this reader."""
+        ...
+
+    def settle(self) -> None:
+        """End its work, before another piece is read."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +33,8 @@ class Followed:
     """Why no more will come, once that is so."""
     interval: int = 1
     """Tokens of a sample that are handed out together, after its first."""
+    single: SingleTokens | None = None
+    """Reader of the next pieces, as long as it takes them."""
     _waiting: list[Piece] = field(default_factory=list)
     _kept: dict[int, Piece] = field(default_factory=dict)
     """Pieces with fewer tokens, by sample."""
@@ -49,8 +64,16 @@ class Followed:
         else:
             self._reader(piece)
 
+    def settle(self) -> None:
+        """End the work of the reader of single tokens."""
+        if self.single is not None:
+            self.single.settle()
+            self.single = None
+
     def take(self, piece: Piece) -> bool:
         """Take the new tokens of a piece; return False if tokens before it are missing."""
+        if self.single is not None:
+            self.settle()
         known = self.counts[piece.sample]
         if known != piece.offset and not piece.skip(known):
             return False

@@ -202,9 +202,12 @@ class FrontLink:
     def _take(self, news: News) -> None:
         """Hand out the pieces of an answer, and ask for more."""
         ended, gap = list[str](), False
+        now = time.monotonic()
         with self.outbox:
             for piece in news.pieces:
                 one = self._open.get(piece.request)
+                if one is not None and one.single is not None and one.single.take(piece, now):
+                    continue
                 if self._traces is not None and piece.finish_reason is not None:
                     self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
                     if (samples := self._left.pop(piece.request, 1)) > 1:
@@ -222,7 +225,7 @@ class FrontLink:
         if news.error:
             self._fail(news.error)
         if news.nonce == self._following:
-            self._cursor, self._heard_at = -1 if gap else news.cursor, time.monotonic()
+            self._cursor, self._heard_at = -1 if gap else news.cursor, now
             self._answers_left -= 1
             if gap or news.error or not self._answers_left:
                 self._following = 0

@@ -84,6 +84,16 @@ class Generation:
         """Tokens of the prompt that the first choice to be computed found in the cache; it shares its own."""
         return min(self._cached, default=0)
 
+    @property
+    def even(self) -> bool:
+        """Whether the next token adds its fixed text alone, if it has one, to the only choice."""
+        return len(self._choices) == 1 and self._choices[0].even
+
+    def catch_up(self, tokens: int, characters: int) -> None:
+        """Count tokens that have added their fixed texts, and the characters of these."""
+        self.output_tokens += tokens
+        self._choices[0].catch_up(characters)
+
     def ready(self, piece: Piece) -> list[Piece]:
         """Return the pieces to `take` now, `piece` among them unless it must wait for those of sample 0."""
         if self._scores_due and piece.sample and not self.followed.error:
