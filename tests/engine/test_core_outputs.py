@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -135,6 +137,32 @@ def test_a_token_wakes_those_alone_who_wait_for_it(desk: Desk) -> None:
     desk.hub.serve_waiters()
     assert [answer.nonce for answer in desk.answers] == [1, 2]  # type: ignore[attr-defined]
     assert desk.hub.next_deadline() is None
+
+
+class Visited(dict[Any, Any]):
+    """A dictionary that counts the keys which loops have met."""
+
+    met = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            self.met += 1
+            yield key
+
+
+def test_a_turn_costs_no_look_at_each_question_that_waits(desk: Desk) -> None:
+    for number in range(50):
+        desk.hub.open(f"r-{number}", "", [1], SamplingParams(), 0)
+        desk.hub.fetch(b"c", Fetch(nonce=number, request=f"r-{number}", wait_ms=60_000))
+    desk.hub.serve_waiters()
+    waiters = desk.hub._waiters = Visited(desk.hub._waiters)
+    for changed in ([7], [3, 9], range(10, 50)):
+        for number in changed:
+            push(desk.hub, f"r-{number}", 0, ord("x"))
+        desk.hub.serve_waiters()
+        assert sorted(answer.nonce for answer in desk.answers) == [*changed]  # type: ignore[attr-defined]
+        desk.answers.clear()
+    assert not waiters.met and len(waiters) == 7
 
 
 def test_questions_beyond_the_most_that_may_wait_are_answered_at_once(

@@ -201,9 +201,8 @@ class OutputHub:
         """Answer the questions that have news or have timed out. The loop calls it once a turn."""
         now = self._clock()
         every = bool(self._failure()) or now >= self._earliest
-        touched = self._touched
-        topics = [topic for topic in self._waiters if every or topic[1] in touched[topic[0]]]
-        for names in touched.values():
+        topics = list(self._waiters) if every else self._due()
+        for names in self._touched.values():
             names.clear()
         for topic in topics:
             waiters = self._waiters.pop(topic)
@@ -214,6 +213,14 @@ class OutputHub:
         if every:
             deadlines = (waiter.deadline for waiters in self._waiters.values() for waiter in waiters)
             self._earliest = min(deadlines, default=math.inf)
+
+    def _due(self) -> list[_Topic]:
+        """Return the topics of waiting questions that have changed, by a look at the fewer of both."""
+        waiters, touched = self._waiters, self._touched
+        if sum(map(len, touched.values())) < len(waiters):
+            changed = ((kind, name) for kind, names in touched.items() for name in names)
+            return [topic for topic in changed if topic in waiters]
+        return [topic for topic in waiters if topic[1] in touched[topic[0]]]
 
     def next_deadline(self) -> float | None:
         """Return a time of the clock before which no question times out; None if none waits."""
