@@ -43,6 +43,15 @@ def test_tokens_behind_the_last_word_are_banned(device: torch.device) -> None:
     assert torch.isfinite(found[0]).nonzero().flatten().tolist() == list(range(32))
 
 
+def test_rows_may_lie_behind_the_first_two_billion_logits(device: torch.device) -> None:
+    wide = torch.empty(2**31 + 64, dtype=torch.bfloat16, device=device)  # A CPU has pages for the few that are used.
+    logits = wide.as_strided((3, 64), (2**30, 1))
+    logits.copy_(torch.randn(3, 64))
+    found = masked(logits, {0: TokenMask(b"\xff" * 8), 2: TokenMask(b"\x06" + b"\0" * 7)})
+    assert torch.equal(found[:2], logits[:2]) and found[2, 1:3].tolist() == logits[2, 1:3].tolist()
+    assert torch.isinf(found[2]).sum() == 62
+
+
 @dtypes
 def test_a_seed_gives_the_tokens_of_the_reference(device: torch.device, dtype: torch.dtype) -> None:
     rows = torch.randn(4, 3000).mul(4).to(dtype)

@@ -30,7 +30,7 @@ def keep_allowed(logits, allowed, ints, length, masks, in_stride, out_stride, vo
     `ints`: values [length] and places [length] of the words of all masks, where each mask begins [masks + 1], and the
     mask of each row; -1: all of its tokens.
     """
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # Many rows of many tokens are more than 2**31 logits.
     mask = tl.load(ints + 2 * length + masks + 1 + row)
     free = mask < 0
     first = tl.load(ints + 2 * length + mask, mask=mask >= 0, other=0)
