@@ -214,6 +214,25 @@ def test_a_child_is_reported_while_an_output_waits_for_it(desk: Desk) -> None:
     assert desk.process.unanswered is None, "no output waits for a grammar that is compiled ahead"
 
 
+def test_a_child_that_starts_owes_an_output_nothing_before_its_question(desk: Desk) -> None:
+    """Several start at once, and the first output comes when the one for checks is there."""
+    desk.process.prepare()
+    desk.turn(ready=False)
+    desk.now += 8
+    desk.ask(1, [4])
+    assert desk.process.unanswered is None
+    desk.now += 2
+    assert desk.process.unanswered == Unanswered(pid=1, for_s=2.0)
+    desk.turn()
+    desk.now += 3
+    desk.end()
+    desk.process.take_malformed(desk.names[-1], "no frame")
+    desk.now += 2
+    desk.turn(ready=False)
+    desk.now += 4
+    assert desk.process.unanswered == Unanswered(pid=3, for_s=4.0), "this one has begun after the question"
+
+
 def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
     desk.ask(1, [])
     desk.turn()

@@ -41,6 +41,7 @@ class Ask:
     known: int = -1
     """Tokens that the process has in its matcher; -1: it has no matcher."""
     given_at: float = 0.0
+    """Time at which the process got it, or at which it was queued for one that still starts."""
     compiles: bool = False
     """Whether the process may have to compile its grammar."""
     suspect: bool = False

@@ -95,10 +95,10 @@ class GrammarProcess:
         """How long an output has waited for this child; None: none does, or not for long."""
         if self._child is None:
             return None
-        if self._ready:
-            since = min((ask.given_at for ask in self._given.values() if ask.matcher), default=None)
-        else:
-            since = self._start_by - START_S if any(ask.matcher for ask in self._waiting) else None
+        asks: Iterable[Ask] = self._given.values() if self._ready else self._waiting
+        since = min((ask.given_at for ask in asks if ask.matcher), default=None)
+        if since is not None and not self._ready:
+            since = max(since, self._start_by - START_S)
         for_s = 0.0 if since is None else self._clock() - since
         return Unanswered(pid=self._child.pid, for_s=for_s) if for_s >= OWED_S else None
 
@@ -111,8 +111,12 @@ class GrammarProcess:
         """Let the process start before its first question."""
         self._wanted = True
 
-    def ask(self, asks: Iterable[Ask]) -> None:
+    def ask(self, asks: list[Ask]) -> None:
         """Queue questions; `give` sends them."""
+        if not self._ready:
+            now = self._clock()
+            for ask in asks:
+                ask.given_at = now
         self._waiting += asks
 
     def expect(self, grammar: Grammar) -> None:
