@@ -7,6 +7,7 @@ import copy
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import snapshots
 from cli_helpers import Cli
@@ -146,6 +147,29 @@ def test_an_incident_is_raised_once_and_cleared_once():
     late = Watches(AlarmConfig(), clock)
     assert [alarm.raised for alarm in late.look(picture(incident=incident(2)))] == [True], "it lasts at the attach"
     assert [(a.incident, a.raised) for a in late.look(picture(incident=incident(3)))] == [(2, False), (3, True)]
+
+
+def test_an_incident_that_another_hides_for_a_while_is_raised_once_and_cleared_once():
+    """A snapshot has the newest incident that lasts, and each cause beside the pipeline has one of its own."""
+    watches = Watches(AlarmConfig(), Clock())
+    stopped = msgspec.structs.replace(incident(1), cause="process", stage=None)
+    ended = msgspec.structs.replace(stopped, over_wall=20.0, ended="nothing shows it any more")
+    found = [
+        [(alarm.incident, alarm.raised, alarm.value) for alarm in watches.look(picture(incident=each))]
+        for each in (stopped, incident(2), incident(3), stopped, incident(3, over=9.0), ended)
+    ]
+    fault = "process: stage 1 is stopped"
+    assert found[0] == [(1, True, fault)]
+    assert [each[:2] for each in found[1]] == [(2, True)], "both last"
+    assert [each[:2] for each in found[2]] == [(2, False), (3, True)], "a stage's comes after a stage's"
+    assert [each[:2] for each in found[3]] == [(3, False)]
+    assert [each[:2] for each in found[4]] == [(1, False)] and found[5] == []
+    unseen = Watches(AlarmConfig(), Clock())
+    found = [
+        [(alarm.incident, alarm.raised) for alarm in unseen.look(picture(incident=each))]
+        for each in (incident(2), stopped, ended)
+    ]
+    assert found == [[(2, True)], [(2, False), (1, True)], [(1, False)]]
 
 
 # --- commands -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
-from ppengine.protocol.snapshot import Snapshot
+from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo, Snapshot
 
 from ppconsole.model.safe import clean
 from ppconsole.model.trends import Point, measure
@@ -131,9 +131,10 @@ class Watches:
     def restart(self) -> None:
         """Forget every state: the snapshots are of another engine from now on."""
         self._watches = [_Watch(each) for each in self._config.thresholds]
-        self._incident: int | None = None
-        """Number of the newest incident; None: no snapshot was seen yet."""
-        self._lasts = False
+        self._known: set[int] | None = None
+        """Numbers of the incidents that were seen; None: no snapshot was seen yet."""
+        self._open: dict[int, IncidentInfo] = {}
+        """Those that are not known to be over. A snapshot has the newest of them alone."""
         self._looked = self._clock()
 
     @property
@@ -149,7 +150,7 @@ class Watches:
                 watch.since = None
         self._looked = now
         alarms = list(self._incidents(snapshot))
-        number = self._incident if self._lasts else None
+        number = max(self._open, default=None)
         alarms += [
             _alarm(index, watch, point, number)
             for index, watch in enumerate(self._watches)
@@ -159,23 +160,37 @@ class Watches:
 
     def _incidents(self, snapshot: Snapshot) -> Iterator[Alarm]:
         """Yield the begin and the end of incidents; one that was over at the first snapshot is no alarm."""
-        first, before, info = self._incident is None, self._incident, snapshot.incident
-        self._incident = 0 if info is None else info.number
-        lasts = info is not None and info.over_wall is None and not info.ended
-        new = info is not None and info.number != before
-        if self._lasts and before is not None and (new or not lasts):
-            yield self._of_incident(before, False, "" if info is None else info.ended)
-        if new and info is not None and (lasts or not first):
+        info, known = snapshot.incident, self._known
+        self._known = set() if known is None else known
+        newest = info if info is not None and info.over_wall is None and not info.ended else None
+        for number, before in list(self._open.items()):
+            if (
+                newest is None
+                or number > newest.number
+                or (number != newest.number and _place(before) == _place(newest))
+            ):
+                del self._open[number]
+                yield self._of_incident(number, False, "" if info is None or info.number != number else info.ended)
+        if info is None:
+            return
+        if info.number not in self._known and (newest is not None or known is not None):
             yield self._of_incident(info.number, True, f"{info.cause}: {info.summary}")
-            if not lasts:
+            if newest is None:
                 yield self._of_incident(info.number, False, info.ended)
-        self._lasts = lasts
+        self._known.add(info.number)
+        if newest is not None:
+            self._open[info.number] = info
 
     def _of_incident(self, number: int, raised: bool, text: str) -> Alarm:
         effects = self._config.on_incident or OnIncident()
         words = f"incident {number} {'began' if raised else 'is over'}" + (f": {clean(text)}" if text else "")
         command = tuple(effects.command)
         return Alarm("on_incident", "incident", raised, clean(text), words, effects.bell and raised, command, number)
+
+
+def _place(info: IncidentInfo) -> str:
+    """Return the place where one incident lasts at a time: the pipeline, or a cause beside it."""
+    return info.cause if info.cause in OUTSIDE_STEPS else ""
 
 
 def _alarm(index: int, watch: _Watch, point: Point, incident: int | None) -> Alarm:

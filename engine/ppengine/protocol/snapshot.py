@@ -281,7 +281,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     dropped_total: int = 0
     """Reports that were dropped because a queue was full (watching never blocks)."""
     incident: IncidentInfo | None = None
-    """Newest incident, over or not."""
+    """Newest incident that lasts; the newest one if none does."""
     lease: LeaseInfo | None = None
     """The control lease; null while no key holds it."""
     clients: list[ClientInfo] = []
