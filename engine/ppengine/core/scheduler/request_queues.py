@@ -177,12 +177,6 @@ class RequestQueues:
         request.state = "running"
         self.running[request] = None
 
-    def put_ready(self, request: Request) -> None:
-        """Queue a running request for its next decode."""
-        if not request.queued:
-            request.queued = True
-            self.ready.append(request)
-
     def take_ready(self, newest: int, most: int) -> list[Request]:
         """Take the next requests to decode, `most` at most, whose last row was in step `newest` or before."""
         taken = self.ready.take(newest, most)
