@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from ppengine.diagnosis.tier_evidence import StoreEvidence
 from ppengine.gateway import all_incidents, incident_log
 from ppengine.gateway.all_incidents import Incidents
 from ppengine.gateway.fault_record import RESUME_S
@@ -96,6 +97,17 @@ def test_another_process_that_stops_soon_after_is_another_incident(tmp_path: Pat
         clock.now += 3
         every.look(None, [])
     assert [one.info.summary.split()[0] for one in kept(tmp_path)] == ["http0", "texts"]
+
+
+def test_another_store_that_hangs_soon_after_is_another_incident(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    names = [StoreEvidence(stage=stage, rank=rank).name for stage, rank in ((0, 0), (0, 0), (0, 1), (1, 0), (11, 0))]
+    for place, name in enumerate([*names, "backend a", "backend a", "backend b"], 1):
+        every.look(None, [replace(STORE, summary=f"{name} hangs: silent for {place}s")])
+        clock.now += 3
+        every.look(None, [])
+    begun = [one.fault.verdict.summary.partition(" hangs")[0] for one in kept(tmp_path)]
+    assert begun == [*names[1:], "backend a", "backend b"]
 
 
 def test_it_goes_on_over_its_gateway_and_ends_with_the_engine(tmp_path: Path, clock: Clock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import time
 from collections import deque
@@ -39,6 +40,7 @@ _CUT = "the engine ended before it was over"
 _UNEXPLAINED = "it ended without a command or a restart"
 _GONE = "nothing shows it any more"
 """How a fault beside the pipeline ended: no fact or event says so."""
+_NAME = re.compile(r"the store of stage \d+( rank \d+)?|\S+ \S+")
 log = logging.getLogger("ppengine.gateway")
 
 
@@ -160,8 +162,7 @@ class IncidentLog:
         before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
         same = before == now and info.ended == self._unexplained
         if self._beside is not None:
-            # The first words of a summary are the name of the process, or of the backend.
-            same = same and info.summary.split()[:2] == verdict.summary.split()[:2]
+            same = same and _name(info.summary) == _name(verdict.summary)
         if not same or fault.wall - (info.over_wall or 0.0) > (AGAIN_S if self._beside is None else AROUND_S):
             return False
         self._settling.remove((due, incident))
@@ -229,6 +230,12 @@ class IncidentLog:
 
     def _path(self, incident: Incident) -> Path:
         return self._folder / "incidents" / str(incident.info.number)
+
+
+def _name(summary: str) -> str:
+    """Return the first words of a summary, which name a process, a store or a backend."""
+    found = _NAME.match(summary)
+    return summary if found is None else found[0]
 
 
 def _acts(event: Event) -> bool:
