@@ -129,6 +129,29 @@ def test_decodes(stage: Any, device: torch.device, state: BatchState, read: list
         assert read == [3, 3, 2, 2, 2, 2]
 
 
+FORCED = {
+    "over the end of the prefix": [*decodes(20), Row(ROWS, PREFIX * BLOCK - 3, 8, True, -2)],
+    "some sample": [Row(slot, PREFIX * BLOCK + 2, 3, not slot % 2, -2) for slot in range(13)],
+    "one alone": [Row(0, PREFIX * BLOCK - 8, 30, True, -2)],
+}
+
+
+@pytest.mark.parametrize("rows", FORCED.values(), ids=FORCED)
+def test_tokens_of_one_row_share_its_prefix(
+    stage: Any, device: torch.device, state: BatchState, read: list[int], rows: list[Row]
+) -> None:
+    """Each is a row of a graph of decodes, and reads tokens that the step itself stores in shared blocks."""
+    kv = caches(stage, device)
+    with torch.inference_mode():
+        latest = torch.zeros(64, dtype=torch.int32, device=device)
+        graphs = make_graphs(DecodeGraphs, stage, kv, device, latest)
+    graphs._least_saved, want = 1, [layer.clone() for layer in kv]
+    compare(graphs, stage, state.plan(rows), state, kv, want)
+    assert graphs._next[0].shared and graphs._next[1] == sum(row.count for row in rows)
+    for layer, wanted in zip(kv, want, strict=True):
+        torch.testing.assert_close(layer, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_too_few_rows_for_a_graph_of_their_own(
     stage: Any, device: torch.device, state: BatchState, read: list[int]
 ) -> None:
