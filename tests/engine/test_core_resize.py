@@ -6,7 +6,8 @@ import random
 
 import pytest
 from core_world import CoreWorld
-from ppengine.protocol.control import Outcome
+from ppengine.core.memory_controller import LATE_S
+from ppengine.protocol.control import Deferred, Outcome
 from ppengine.protocol.steps import Mapped
 from ppengine.protocol.verbs import Drain, Pause, Resume, SetMemory
 
@@ -174,6 +175,21 @@ def test_a_change_that_supersedes_waits_until_all_stages_have_ended_the_one_they
     assert (states(world, newer), mapped(world)) == (["applied"], int(1000 * second - 100))
     world.run()
     world.check()
+
+
+def test_a_change_that_takes_long_says_for_which_stages_it_waits():
+    world = busy(CoreWorld())
+    change = at_it(world, 0.8)
+    world.engine.advance()
+    assert not [answer for _, answer in world.answers if isinstance(answer, Deferred)]
+    world.answer(stages=[0])
+    world.now += LATE_S
+    world.engine.advance()
+    (told,) = (answer for _, answer in world.answers if isinstance(answer, Deferred))
+    assert (told.id, told.text) == (change, "waits for stage 1 to change its mapping")
+    world.answer(stages=[1])
+    world.run()
+    assert states(world, change) == ["applied"]
 
 
 def test_a_change_back_to_what_there_was_is_made_when_the_first_one_has_ended():

@@ -244,6 +244,7 @@ class Engine:
         memory = MemoryController(
             scheduler, capacity, utilization, self.operations, self.event, self.tracker.send,
             lambda: self.health.blocked, self.health.fail, self.recovery.stay_down, self.rooms,
+            lambda: self.tracker.unmapped, self._clock,
         )  # fmt: skip
         return Serving(scheduler, memory)
 

@@ -23,6 +23,8 @@ from ppengine.protocol.control import Command
 from ppengine.protocol.steps import Step
 from ppengine.protocol.verbs import SetMemory
 
+LATE_S = 1.0
+"""Seconds after which a command says for which stages it waits: most map 10 GiB in a tenth of that."""
 _BOOT, _AGAIN = 0, -1
 """Placeholders for a revision: the first mapping, and the one with which a new generation begins."""
 
@@ -49,10 +51,15 @@ class MemoryController:
     _fail: Callable[[str], None]
     _stay_down: Callable[[str], None]
     _rooms: RoomBook
+    _unmapped: Callable[[], str]
+    """Returns the names of the stages that have not ended the change of the mapping under way."""
+    _clock: Callable[[], float]
     revision: int = field(init=False, default=0)
     _operation: Operation | None = field(init=False, default=None)
     _mapping: bool = field(init=False, default=True)
     """Not all stages have answered the newest `map_blocks` step; the first one is sent at boot."""
+    _asked_at: float = field(init=False, default=0.0)
+    """Time of that step."""
     _uneven: bool = field(init=False, default=False)
     """Some stages have more than `mapped_blocks`, because another one could not grow."""
     _failure: str = field(init=False, default="")
@@ -108,16 +115,24 @@ class MemoryController:
     def advance(self) -> None:
         """Unmap blocks once nothing can reach them any more, or map new ones before anything does."""
         scheduler = self._scheduler
-        if self._operation is None or self._mapping or self._blocked():
+        if self._operation is None or self._blocked():
             return
-        if self._target == self.mapped_blocks and not self._uneven:
+        if self._mapping:
+            if self._clock() - self._asked_at >= LATE_S:
+                self._operations.defer(self._operation, f"waits for {self._unmapped()} to change its mapping")
+        elif self._target == self.mapped_blocks and not self._uneven:
             self._end(scheduler.resize.finish(self._target))
         elif self._target >= self.mapped_blocks or scheduler.resize.ready():
-            self._mapping, self._requested = True, _Requested(self.utilization, self.revision)
-            self._send(scheduler.resize.map_step(self._target))
+            self._requested = _Requested(self.utilization, self.revision)
+            self._map(self._target)
         else:
             live = scheduler.blocks.device.tail_live
             self._operations.defer(self._operation, f"{live} live blocks to leave the tail")
+
+    def _map(self, blocks: int) -> None:
+        """Send the step with which stages begin to map exactly that number of blocks."""
+        self._mapping, self._asked_at = True, self._clock()
+        self._send(self._scheduler.resize.map_step(blocks))
 
     def mapped(self, change: Change) -> None:
         """Note that all stages have ended the change of a `map_blocks` step."""
@@ -160,9 +175,9 @@ class MemoryController:
         if (most := capacity.plan(self._agreed if fits else 1.0).mapped) < size:
             size = most
             scheduler.resize.begin(size)
-        self._mapping, self._requested, self._step = True, _Requested(self._agreed, _AGAIN), None
+        self._requested, self._step = _Requested(self._agreed, _AGAIN), None
         self.mapped_blocks = size
-        self._send(scheduler.resize.map_step(size))
+        self._map(size)
         if self._operation is not None:
             self._target = capacity.plan(self.utilization).mapped
             scheduler.resize.begin(min(self._target, scheduler.blocks.device.size))

@@ -104,6 +104,12 @@ class StageTracker:
                 break
         return bool(self._steps) and not self._steps[0].missing
 
+    @property
+    def unmapped(self) -> str:
+        """The stages that have not ended the change under way, in words."""
+        missing = self._change.missing if self._change is not None else ()
+        return ", ".join(self._stages[place].name for place in sorted(missing))
+
     def mapped(self, message: Mapped) -> bool:
         """Note that one stage has ended the change, unless late or repeated; return whether all have."""
         change, place = self._change, Place(message.stage, message.rank)
