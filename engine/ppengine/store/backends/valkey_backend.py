@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 from redis.retry import Retry
 from typing_extensions import override
 
@@ -107,8 +107,7 @@ class ValkeyBackend(Backend):
         try:
             self._write(keys=[PREFIX + key, *_books(key)], args=[key, data])
         except ResponseError as error:
-            # Redis puts the name of the script and its line in front, for which a screen has no room.
-            raise BackendError(str(error).rpartition(": -")[2]) from None
+            raise BackendError(_words(error)) from None
 
     @override
     def delete(self, keys: Sequence[str]) -> None:
@@ -178,3 +177,11 @@ def _books(key: str) -> tuple[str, str, str, str]:
 def _encode(value: object) -> bytes | memoryview:
     """Return an argument of a command."""
     return value if isinstance(value, bytes | memoryview) else str(value).encode()
+
+
+def _words(error: ResponseError) -> str:
+    """Return the words of an error of a script. Servers put its name in front or behind, and a screen has no room."""
+    text = str(error).rpartition(": -")[2].partition(" script: ")[0].rstrip(".")
+    # The client takes this word for the class of the error, unless the name of the script is in front.
+    lacks = isinstance(error, OutOfMemoryError) and not text.startswith("OOM ")
+    return f"OOM {text}" if lacks else text
