@@ -173,7 +173,9 @@ async def test_verbs_under_load(engine: Served, expected: list[list[int]]) -> No
         await tiers(op, lambda now: backend(now, "mem").written_bytes_total, "the new backend is written")
         await op.do(StoreTest(backend="disk"))
         await op.do(StorePause(backend="disk"))
-        paused = disk(await tiers(op, lambda now: disk(now).state == "paused", "files are paused"))
+        await tiers(op, lambda now: disk(now).state == "paused", "files are paused")
+        await hits_more(op, "mem")  # Prompts whose chunks were read before have begun, too.
+        paused = disk((await op.now()).tiers or TiersInfo())
         await hits_more(op, "mem")
         now = (await op.now()).tiers
         assert now is not None
