@@ -185,8 +185,8 @@ def test_a_change_that_takes_long_says_for_which_stages_it_waits():
     world.answer(stages=[0])
     world.now += LATE_S
     world.engine.advance()
-    (told,) = (answer for _, answer in world.answers if isinstance(answer, Deferred))
-    assert (told.id, told.text) == (change, "waits for stage 1 to change its mapping")
+    (deferred,) = (answer for _, answer in world.answers if isinstance(answer, Deferred))
+    assert (deferred.id, deferred.text) == (change, "waits for stage 1 to change its mapping")
     world.answer(stages=[1])
     world.run()
     assert states(world, change) == ["applied"]

@@ -145,7 +145,7 @@ class Loop:
             call = self._drain_stages() or readable(self._front.socket) or news or self.engine.unfinished
             if woken and not call:
                 continue  # Other stages are still busy with these steps.
-            self.engine.deliver()
+            self.engine.constraints.deliver()
             if self._desk.drain():
                 # That may have taken long; messages of the stages from meanwhile must not look late.
                 self._drain_stages()

@@ -157,7 +157,7 @@ class Constraints:
         return self._clock() >= self._gather_until
 
     def deliver(self) -> None:
-        """Hand out the tokens that grammars have forced since the last call."""
+        """Hand out the tokens that grammars have forced since the last call, before clients may drop their outputs."""
         if self._forced.tokens:
             forced, self._forced = self._forced, Retirement(0)
             self._requests.forced(forced)

@@ -323,13 +323,9 @@ class Engine:
 
     # --- one turn -------------------------------------------------------------------------------------------
 
-    def deliver(self) -> None:
-        """Hand out tokens that came with masks. Messages of clients come behind it: they may drop outputs."""
-        self.constraints.deliver()
-
     def advance(self) -> None:
         """Retire the steps that all stages have retired, end settled operations, schedule new steps."""
-        self.deliver()
+        self.constraints.deliver()
         serving = self.health.serving
         if serving is not None:
             self._retire(serving)
