@@ -164,7 +164,9 @@ async def test_the_client_times_each_event_with_a_choice(end: bytes) -> None:
     seen, _ = await seen_by_client(script, key="secret")
     for one in seen.outcomes:
         assert (one.error, one.tokens, len(one.gaps_s)) == ("", 3, 2)
-        assert one.ttft_s >= 0.05 and one.gaps_s[0] >= 0.02 > one.gaps_s[1] >= 0 and one.e2e_s >= 0.07
+        # The first event may be read late, and the gap behind it is shorter then.
+        assert one.ttft_s >= 0.05 and one.ttft_s + one.gaps_s[0] >= 0.07
+        assert one.gaps_s[0] > one.gaps_s[1] >= 0 and one.e2e_s >= 0.07
     requests.sort(key=len, reverse=True)
     assert all(b"authorization: Bearer secret\r\n" in request for request in requests)
     sent = [json.loads(request.split(b"\r\n\r\n")[1]) for request in requests]

@@ -88,7 +88,8 @@ def test_an_engine_without_a_process_for_it_is_an_error_and_leaves_nothing_open(
         with pytest.raises(EngineError, match=r"the engine cannot be started: .*temporarily unavailable") as caught:
             LocalEngine(make_profile(str(TINY)))
         del caught
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # What an earlier test has left may be closed meanwhile.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_last_words_that_are_no_utf8_are_still_words(monkeypatch, tmp_path):
