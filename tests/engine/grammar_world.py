@@ -50,7 +50,7 @@ class GrammarWorld(CoreWorld):
         self._codec_of_grammars = Codec(FromGrammars)
         self.most_sampling: dict[str, int] = {}
         """Most unretired steps that sample, by request."""
-        self.gathered = 0
+        self.gathered = self.early = 0
         """Messages of masks that called for no turn."""
         self.sampled = 0
         """Tokens that the stages have chosen."""
@@ -103,7 +103,9 @@ class GrammarWorld(CoreWorld):
         """Take one turn: messages of the process, advance, retire the oldest step."""
         if self._socket.poll(0 if self.steps else 10):
             name, payload = self._socket.recv_multipart()
-            calls = self.engine.constraints.take(name, self._codec_of_grammars.decode(payload))
+            before = len(self.late_masks)
+            calls = self.engine.on_grammars(name, self._codec_of_grammars.decode(payload))
+            self.early += len(self.late_masks) - before
             self.now = max(self.now, time.monotonic())
             if not calls and self.now < (self.engine.constraints.next_deadline or 0):
                 self.gathered += 1

@@ -184,6 +184,7 @@ def test_a_step_gets_the_masks_of_several_processes_in_one_turn(
         spread.add(*long, nonce=nonce, names=[f"{nonce}.{index}" for index in range(len(long))])
         spread.ended(*(f"{nonce}.{index}" for index in range(len(long))))
     assert spread.gathered > 20
+    assert spread.early > len(spread.late_masks) / 2, "most masks are sent as soon as the last of a step has come"
     spread.add(*FORMS, nonce=3)
     assert spread.ended(*NAMES) == texts
 

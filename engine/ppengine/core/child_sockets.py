@@ -34,7 +34,7 @@ _CHILDREN = {
     "grammar": _Child(
         "a grammar process",
         Codec(FromGrammars),
-        lambda one, *what: one.constraints.take(*what),
+        lambda one, *what: one.on_grammars(*what),
         lambda one, *what: one.constraints.take_malformed(*what),
     ),
     "stores": _Child("a store", Codec(FromStore), lambda one, *what: one.tiers.take(*what)),

@@ -195,6 +195,20 @@ class Engine:
                 self.checks.take(message)
         return True
 
+    def on_grammars(self, name: bytes, message: object) -> bool:
+        """Take a message of a grammar process; return whether it calls for a turn now.
+
+        Masks that complete a step go at once: a turn may have many tokens to hand out first.
+        """
+        news, serving = self.constraints.take(name, message), self.health.serving
+        if serving is not None and serving.scheduler.masks.any_complete:
+            self._send_masks(serving.scheduler)
+        return news
+
+    def _send_masks(self, scheduler: Scheduler) -> None:
+        for masks in scheduler.masks.complete():
+            self.tracker.send_masks(masks)
+
     def recalled(self, question: Recall, newest: int) -> Recalled:
         """Return the answers to commands, and the requests that end with their console. `newest`: an event's number."""
         replies, unknown = self.answers.of(question.commands)
@@ -331,8 +345,7 @@ class Engine:
             self._retire(serving)
         self.constraints.advance(serving.scheduler if serving is not None else None)
         if serving is not None:
-            for masks in serving.scheduler.masks.complete():
-                self.tracker.send_masks(masks)
+            self._send_masks(serving.scheduler)
         self.recovery.advance()
         serving = self.health.serving
         serves = serving is not None and not self.health.blocked
