@@ -134,6 +134,24 @@ def test_the_time_until_late_masks_come_is_not_its_work(world: World) -> None:
     assert record.returned_ns - record.enqueued_ns == 3 * MS
 
 
+def test_sampling_on_another_stream_is_its_work(world: World) -> None:
+    pending, work = Pending(Retired(1, 1, 0, 0)), world.timer.work(world.stream, 1, 4, 40)
+    pending.finally_do(work.publish)
+    with work:
+        world.device.launch(3.0)
+        work.sampling()
+    world.device.launch(20.0)  # the layers of the next step
+    raw: Any = world.device
+    with work.elsewhere(Stream("late sampling", torch.device("cpu"), raw)):
+        world.device.launch(1.0)
+    pending.until(work)
+    world.device.work(8)
+    pending.finish()
+    (record,) = world.records()
+    assert record.done_ns - record.enqueued_ns == 4 * MS
+    assert record.returned_ns - record.enqueued_ns == 3 * MS
+
+
 def test_what_waits_on_the_stream_before_a_step_is_not_its_work(world: World) -> None:
     world.device.launch(50.0)
     pending = world.launch(1)

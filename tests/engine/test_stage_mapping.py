@@ -120,7 +120,7 @@ def test_a_stage_leaves_in_the_middle_of_a_change(core: FakeCore) -> None:
 class ChangingRunner:
     """A runner whose change ends when the test says so."""
 
-    changing, ended = True, False
+    changing, ended, lacks_masks = True, False, 0
 
     def mapped(self) -> Mapped | None:
         if not self.ended:

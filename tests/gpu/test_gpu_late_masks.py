@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from ppengine.common.ring import Kind, RingReader
-from ppengine.protocol.steps import Mask, Row, Step
+from ppengine.protocol.steps import Check, Mask, Row, Step
 from ppengine.protocol.token_mask import TokenMask
+from ppengine.stage.backends.cuda.streams import Event, Stream
 from standin_card import WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
 from standin_sampling import booted, sampling_card
 
@@ -25,10 +26,10 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandInStage:
     return stage
 
 
-def mask(token: int) -> Mask:
+def mask(token: int, slot: int = 0) -> Mask:
     words = np.zeros(-(-WIDTH // 32), "<i4")
     words[token // 32] = 1 << token % 32
-    return Mask([0], TokenMask(words.tobytes()))
+    return Mask([slot], TokenMask(words.tobytes()))
 
 
 def test_layers_are_launched_before_the_masks_are_waited_for(stage: StandInStage, tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_layers_are_launched_before_the_masks_are_waited_for(stage: StandInStage
         seen.append([Kind(record.kind) for record in records if record.step == number])
         return [mask(2)]
 
-    stage.runner._late_masks = bring
+    stage.runner._late._late_masks = bring
     pending = stage.step(decode(6), late=[0])
     pending.finish()
     assert [one.token for one in pending.retired.sampled] == [2]
@@ -49,9 +50,119 @@ def test_layers_are_launched_before_the_masks_are_waited_for(stage: StandInStage
 
 
 def test_a_late_row_without_a_mask_is_free(stage: StandInStage) -> None:
-    stage.runner._late_masks = lambda number: []
+    stage.runner._late._late_masks = lambda number: []
     free = stage.step(decode(6)).finish()
     assert stage.step(decode(6), late=[0]).finish().sampled == free.sampled
+
+
+@pytest.fixture(params=[False, True], ids=["by wire", "by device"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pair:
+    """Two stages with two requests whose prompts are computed."""
+    pair = Pair(Device(monkeypatch), tmp_path, request.param)
+    for one in (pair.first, pair.last):
+        one.step(map_blocks=16, checks=Check.LEDGER).finish()
+    pair.step(prompt(), **begun(0))
+    pair.step(prompt(1), **begun(1))
+    return pair
+
+
+def begun(slot: int, sample: int = 0) -> dict[str, Any]:
+    """Return what makes a request known in `slot`."""
+    more = request(slot, blocks=(1 + 3 * slot, 2 + 3 * slot, 3 + 3 * slot))
+    more["register"][0].sample = sample
+    return more
+
+
+def chosen(pending: Any) -> list[int]:
+    return [sampled.token for sampled in pending.finish().sampled]
+
+
+def quiet(pair: Pair) -> bool:
+    """Return whether the ledgers have found nothing."""
+    return not [*pair.first.ledger.findings(), *pair.last.ledger.findings()]
+
+
+def test_the_next_layers_do_not_wait_for_masks(pair: Pair) -> None:
+    card, runner = pair.last.device, pair.last.runner
+    late = pair.launch(decode(6), late=[0])[1]
+    assert card.log.count("choose") == 2 and runner.lacks_masks == pair.last.steps and not late.done
+    parts = card.log.count("part")
+    card.prompt = True
+    asked: list[tuple[int, int]] = []
+
+    def bring(number: int) -> list[Mask]:
+        asked.append((number, card.log.count("part") - parts))
+        return [mask(2)]
+
+    runner._late._late_masks = bring
+    behind = pair.launch(decode(6, slot=1))[1]
+    assert asked == [(pair.last.steps - 1, 8)], "both stages have launched the next layers"
+    assert card.log[-2:] == ["choose", "choose"] and not runner.lacks_masks
+    assert (chosen(late), len(chosen(behind))) == ([2], 1) and quiet(pair)
+
+
+def test_masks_that_come_first_are_used_at_once(pair: Pair) -> None:
+    card, runner = pair.last.device, pair.last.runner
+    card.prompt = True
+    runner._late._late_masks = lambda number: pytest.fail("nothing is waited for")
+    for position, token in ((6, 2), (7, 5), (8, 1)):
+        late = pair.launch(decode(position), late=[0])[1]
+        assert not late.done
+        runner.sample_late([mask(token)])
+        assert late.done and chosen(late) == [token]
+    assert len(pair.step(decode(9))) == 1 and quiet(pair)
+
+
+def test_a_slot_is_not_given_away_before_its_row_is_sampled(pair: Pair) -> None:
+    card, runner = pair.last.device, pair.last.runner
+    card.prompt = True
+    asked: list[int] = []
+
+    def bring(number: int) -> list[Mask]:
+        asked.append(card.log.count("parameters"))
+        return [mask(2)]
+
+    runner._late._late_masks = bring
+    before = card.log.count("parameters")
+    late = pair.launch(decode(6), late=[0])[1]
+    pair.last.step(**begun(2))
+    assert not asked and runner.lacks_masks, "another slot is free"
+    kept = pair.last.step(release=[0], **begun(0))
+    assert asked == [before + 1], "the tables had the old request"
+    assert chosen(late) == [2] and kept.done and quiet(pair)
+
+
+def test_a_row_behind_late_ones_is_sampled_behind_them(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of the device have one order, on two streams."""
+    card, order, wait = pair.last.device, list[str](), Stream.wait
+
+    def noted(stream: Stream, event: Event) -> None:
+        order.append(f"{stream.name} behind {event.name}")
+        wait(stream, event)
+
+    pair.last.runner._late._late_masks = lambda number: [mask(2, 0), mask(5, 1)]
+    monkeypatch.setattr(Stream, "wait", noted)
+    late = [pair.launch(decode(6), late=[0])[1], pair.launch(decode(6, slot=1), late=[1])[1]]
+    assert "compute behind sampled late" not in order, "layers and copies need none of it"
+    free = pair.launch(decode(7))[1]
+    assert order.count("late sampling behind logits kept") == 2 and order[-1] == "compute behind sampled late"
+    card.prompt = True
+    assert [chosen(one) for one in late] == [[2], [5]] and chosen(free) and quiet(pair)
+
+
+def test_what_sampling_needs_outlasts_the_next_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Graphs leave logits and integers where the next ones overwrite them."""
+    pair = Pair(sampling_card(monkeypatch, (4, 8)), tmp_path, by_device=False)
+    booted(pair.first, pair.last)
+    for slot in (0, 1):
+        pair.step(prompt(slot), **begun(slot))
+    newest = pair.last.buffers.latest
+    assert newest is not None
+    before = newest[:2].tolist()
+    late = pair.launch(decode(6), late=[0])[1]
+    pair.last.runner._late._late_masks = lambda number: [mask(2)]
+    pair.launch(decode(6, slot=1))
+    assert chosen(late) == [2] and newest[:2].tolist() == [2, before[1]]
 
 
 BEGUN = {"register": request(1)["register"], "tables": [(1, 0, [4, 5, 6])]}
@@ -75,7 +186,7 @@ def run(pair: Pair, card: Device, *, prepares: bool) -> tuple[list[list[int]], l
         prepared.append(None if runner._prepared is None else runner._prepared.number - number)
         return [mask(2)]
 
-    runner._late_masks = bring if prepares else lambda number: [mask(2)]
+    runner._late._late_masks = bring if prepares else lambda number: [mask(2)]
     tokens = [pair.step(prompt(), **request()), pair.step(decode(6), late=[0])]
     for place, (rows, fields) in enumerate(LATER, 1):
         tokens.append(pair.step(rows, **fields, late=[0] if place < len(LATER) else []))

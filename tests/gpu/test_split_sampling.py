@@ -147,7 +147,7 @@ def make_rank(card: Device, folder: Path, rank: int) -> tuple[StandInStage, Card
 def make_stage(card: Device, folder: Path, model: SplitLayers, group: CardGroup | None = None) -> StandInStage:
     stage = StandInStage(card, folder, 0, 1, model)
     stage.run_on(tokens=LocalTokenTable(), group=group)
-    stage.runner._late_masks = lambda number: [Mask([1], MASK)]
+    stage.runner._late._late_masks = lambda number: [Mask([1], MASK)]
     booted(stage)
     return stage
 

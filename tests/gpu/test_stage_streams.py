@@ -182,6 +182,16 @@ def on_device(position: int) -> list[Row]:
     return decode(position, TOKEN_ON_DEVICE)
 
 
+def late(device: Device, folder: Path) -> list[Found]:
+    """Take a step through two stages whose masks come later; what each stream does is done when it is looked at."""
+    pair = Pair(device, folder, True)
+    ledger_on(pair)
+    pair.step(prompt(), **request())
+    pair.launch(decode(6), late=[0])
+    pair.last.runner.sample_late([])
+    return found(pair.first) + found(pair.last)
+
+
 RUNNER, LANES, EDGES = "cuda/cuda_runner.py", "cuda/copy_lanes.py", "cuda/device_edges.py"
 STAGED, TOKENS = "cuda/staged_edges.py", "cuda/device_tokens.py"
 CASES: dict[str, tuple[Callable[[Leave], None], Callable[..., list[Found]], int, str, list[str]]] = {
@@ -219,6 +229,11 @@ CASES: dict[str, tuple[Callable[[Leave], None], Callable[..., list[Found]], int,
         lambda leave: leave.flag(Flag.FILLED, which=1), messages(True, 2, on_device),
         0, "compute reads newest tokens without waiting for stage 1, which writes it",
         [f"{TOKENS} arrive", f"{RUNNER} _rows"],
+    ),
+    "layers to late sampling": (
+        lambda leave: leave.stream("late sampling", "logits kept"), late,
+        1, "late sampling reads kept logits 1 without waiting for compute, which writes it",
+        ["cuda/late_sampling.py keep", "cuda/late_sampling.py sample"],
     ),
     "layers to swap out": (
         lambda leave: leave.stream("swap out", "compute before swap"), swaps({"moves": [Move(OUT, 1, 0)]}),

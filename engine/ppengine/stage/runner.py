@@ -71,7 +71,6 @@ class Runner(ABC):
         self._ring = parts.ring
         self._checks = parts.checks
         self._group = group = parts.group
-        self._late_masks = parts.late_masks
         self._receiver, self._sender, self._token_sender, self._tokens = parts.ends
         ends: tuple[EdgeEnd | None, ...] = (self._receiver, self._tokens, self._sender, self._token_sender)
         self._ends = [end for end in ends if end is not None]
@@ -117,6 +116,15 @@ class Runner(ABC):
         """Prepare for a step that has arrived: its hidden states are expected."""
         if self._receiver is not None and step.rows:
             self._receiver.expect(step.number, sum(row.count for row in step.rows))
+
+    @property
+    def lacks_masks(self) -> int:
+        """Number of the launched step whose sampling waits for masks; 0: none does."""
+        return 0
+
+    def sample_late(self, masks: list[Mask]) -> None:
+        """Launch the sampling of the step that `lacks_masks`."""
+        raise ValueError(f"no step waits for {len(masks)} masks")
 
     def prepare(self, step: Step) -> None:  # noqa: B027 (a CPU computes meanwhile)
         """Do what a step needs of the host and not of the device: masks of the step before are waited for.

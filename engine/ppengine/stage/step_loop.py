@@ -48,6 +48,9 @@ class StepLoop:
         self._send_mapped()
         if not (self._pending or self._runner.changing) or self._link.over():
             return False
+        if self._runner.lacks_masks:
+            # The stage before may need its tokens for the message.
+            self._take(0)
         time.sleep(_GLANCE_S)
         return True
 
@@ -61,7 +64,7 @@ class StepLoop:
             if self._link.over():
                 raise SupersededError(f"step {number} waited for its masks")
             self._retire()
-            self._take(0 if self._pending else POLL_MS)
+            self._receive(0 if self._pending else POLL_MS)
             if self._inbox:
                 self._runner.prepare(self._inbox[0])
             if self._pending:
@@ -130,7 +133,9 @@ class StepLoop:
         It looks at the device again and again: the message that a device waits for may never come.
         Raises PeerLostError.
         """
-        with self._ring.operation(Kind.DEVICE, self._pending[0].retired.number):
+        number = self._pending[0].retired.number
+        kind = Kind.MASK if number == self._runner.lacks_masks else Kind.DEVICE
+        with self._ring.operation(kind, number):
             while not self._pending[0].done and not (until_step and self._inbox) and not self._link.over():
                 time.sleep(_GLANCE_S)
                 self._take(0)
@@ -138,6 +143,13 @@ class StepLoop:
         self._retire()
 
     def _take(self, timeout_ms: int) -> None:
+        """Receive, and launch the sampling of a step whose masks have come."""
+        self._receive(timeout_ms)
+        masks, number = self._link.late_masks, self._runner.lacks_masks
+        if number and number in masks:
+            self._runner.sample_late(masks.pop(number))
+
+    def _receive(self, timeout_ms: int) -> None:
         self._ring.tick()
         self._send_mapped()
         for step in self._link.receive(timeout_ms):

@@ -260,7 +260,7 @@ class WireTokenSender(WireSender):
 
     newest = None
 
-    def sampled(self, step: int, tokens: Tensor) -> None:
+    def sampled(self, step: int, tokens: Tensor, *, late: bool = False) -> None:
         """Send tokens [R] of `step`."""
         self._record_put(step, tokens)
 

@@ -195,8 +195,8 @@ class TokenSender(Sender, Protocol):
     def newest(self) -> Tensor | None:
         """The first stage's table of newest tokens [slots] to sample into; None: this stage has its own."""
 
-    def sampled(self, step: int, tokens: Tensor) -> None:
-        """Note that sampling of tokens [R] is done, or launched on the device."""
+    def sampled(self, step: int, tokens: Tensor, *, late: bool = False) -> None:
+        """Note that sampling of tokens [R] is done, or launched on the device; `late`: on the stream for late masks."""
 
     def retired(self, step: int, tokens: Tensor) -> None:
         """Note that tokens [R] of `step` are in host memory."""

@@ -30,6 +30,7 @@ class CpuRunner(Runner):
 
     def __init__(self, parts: RunnerParts) -> None:
         super().__init__(parts)
+        self._late_masks = parts.late_masks
         self._history = TokenHistory()
 
     @override

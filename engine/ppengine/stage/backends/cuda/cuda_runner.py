@@ -20,12 +20,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from ppengine.common.ring import Kind
-from ppengine.protocol.steps import TOKEN_ON_DEVICE, Move, MoveKind, Register, Step
+from ppengine.protocol.steps import TOKEN_ON_DEVICE, Mask, Move, MoveKind, Register, Step
 from ppengine.stage.backends.cuda.chunk_graphs import FEW_ROWS, ChunkGraphs
 from ppengine.stage.backends.cuda.decode_graphs import DecodeGraphs, Launched, embed
 from ppengine.stage.backends.cuda.device_buffers import DeviceBuffers
 from ppengine.stage.backends.cuda.device_timing import DeviceTimer, TimedWork
-from ppengine.stage.backends.cuda.split_sampling import best_tokens
+from ppengine.stage.backends.cuda.late_sampling import LateSampling
+from ppengine.stage.backends.cuda.split_sampling import BestTokens, best_tokens
 from ppengine.stage.backends.cuda.staging import batch_on_device
 from ppengine.stage.backends.cuda.step_sampler import StepSampler
 from ppengine.stage.batch_state import Ints, Plan
@@ -54,6 +55,7 @@ class CudaRunner(Runner):
         super().__init__(parts)
         self.buffers = buffers
         self._timer, self._sampler = DeviceTimer(self._ring), StepSampler(parts, buffers)
+        self._late = LateSampling(parts, buffers, self._sampler)
         self._prepared: _Prepared | None = None
         """The step that comes next."""
         order = buffers.compute.order
@@ -86,6 +88,8 @@ class CudaRunner(Runner):
     def leave(self) -> None:
         """Wait for the device, then close all edges. Raises TimeoutError if the device does not end its work."""
         self.buffers.compute.drain([self.release])
+        if self.buffers.late_sampling is not None:
+            self.buffers.late_sampling.drain([self.release])
         # Compute does not wait for what goes out, or is loaded. It would land in blocks and slots of later steps.
         self.buffers.mover.drain()
         self.buffers.kv_blocks.forget()
@@ -93,7 +97,18 @@ class CudaRunner(Runner):
 
     @override
     def _registered(self, registers: list[Register]) -> None:
+        if registers:
+            self._late.before(register.slot for register in registers)
         self._sampler.register(registers)
+
+    @property
+    @override
+    def lacks_masks(self) -> int:
+        return self._late.number
+
+    @override
+    def sample_late(self, masks: list[Mask]) -> None:
+        self._late.sample(masks)
 
     @override
     def _move(self, number: int, moves: list[Move], pending: Pending) -> None:
@@ -163,10 +178,7 @@ class CudaRunner(Runner):
                 if requests and best is None:
                     out = self._gathered(number, plan, out, pending)
             if requests:
-                work.sampling()
-                if step.late:
-                    self._add_late_masks(step, work)
-                self._sampler.sample(step, requests, Launched(out, slots, positions), best, pending)
+                self._sample(step, requests, Launched(out, slots, positions), best, work, pending)
         pending.until(work)
         pending.finally_do(self._group.compare)
         # Not part of that work: the stream may have to wait for the next stage to take the message before.
@@ -174,11 +186,23 @@ class CudaRunner(Runner):
             self._sender.checksum = self.buffers.sums.make(out) if self._checks.checksum else 0
             self._sender.send(number, out, pending)
 
-    def _add_late_masks(self, step: Step, work: TimedWork) -> None:
-        """Wait for the masks that come behind a step while the device computes its layers, or idles behind them."""
-        with self._ring.operation(Kind.MASK, step.number, size=len(step.late)):
-            step.masks = step.masks + self._late_masks(step.number)
-        work.goes_on()
+    def _sample(
+        self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None, work: TimedWork,
+        pending: Pending,
+    ) -> None:  # fmt: skip
+        """Launch sampling, or have it wait for masks. That of the step before comes first."""
+        work.sampling()
+        if self._late.wait():
+            work.goes_on()
+        if step.late and self._receiver is not None:
+            self._late.keep(step, requests, launched, work, pending)
+            return
+        if step.late:
+            # The layers of the next step read the tokens.
+            step.masks = step.masks + self._late.masks_of(step)
+            work.goes_on()
+        self._late.settle()
+        self._sampler.sample(step, requests, launched, best, pending)
 
     def _input_ids(self, plan: Plan) -> Ints:
         """Return the input tokens [T]; -1 where only the device knows them."""

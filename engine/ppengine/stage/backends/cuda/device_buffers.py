@@ -104,6 +104,13 @@ class DeviceBuffers:
         self.progress = DeviceProgress(page, driver)
         for stream in (compute, self.upload, lanes[MoveKind.OUT].stream, lanes[MoveKind.IN].stream):
             self.progress.follow(stream)
+        self.late_sampling: Stream | None = None
+        """Samples behind masks that come later, beside the layers of the next step."""
+        if model.last and not model.first:
+            # First in line on the card: the first stage waits for its tokens, and the layers beside it do not.
+            raw = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self.late_sampling = Stream("late sampling", device, raw, purpose="sampling", order=order)
+            self.progress.follow(self.late_sampling)
         self.sampling: DeviceSampling | None = None
         self.adjustments: DeviceAdjustments | None = None
         if model.last:

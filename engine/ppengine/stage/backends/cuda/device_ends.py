@@ -48,7 +48,8 @@ class CudaEnds:
     def token_sender(self, edge: Edge, flags: Path, ring: Recorder, offer: Offer) -> DeviceTokenSender:
         """Return the last stage's end for sampled tokens."""
         memory, signals = self._open(flags, edge, offer)
-        return DeviceTokenSender(edge, signals, memory, ring, self._buffers.device)
+        buffers = self._buffers
+        return DeviceTokenSender(edge, signals, memory, ring, buffers.device, buffers.late_sampling)
 
     def _signals(self, flags: Path, edge: Edge, create: bool) -> Signals:
         try:

@@ -7,6 +7,8 @@ stream or host waits for them: they are read when the step is retired.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -57,6 +59,14 @@ class TimedWork:
         """Note that launches go on, behind layers and head: the time since then is not work."""
         self._again.record(self._stream.raw)
         self._waited = True
+
+    @contextmanager
+    def elsewhere(self, stream: Stream) -> Iterator[None]:
+        """Return a block for launches on `stream` that go on with it, behind a block that ended with `sampling`."""
+        self._again.record(stream.raw)
+        self._waited = True
+        yield
+        self._end = stream.record("step", self._ended)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

@@ -18,6 +18,7 @@ from ppengine.stage.backends.base import Slots
 from ppengine.stage.backends.cuda.device_edges import StreamSender
 from ppengine.stage.backends.cuda.peer_memory import OpenedMemory
 from ppengine.stage.backends.cuda.signals import Signals
+from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.edge import Edge
 from ppengine.stage.edge_flags import Flag
 from ppengine.stage.edge_offers import Offer
@@ -30,13 +31,17 @@ class DeviceTokenSender(StreamSender):
     """Leads from the last stage back to the first. `newest` [SLOTS] int32 is the first one's table, to sample into."""
 
     def __init__(
-        self, edge: Edge, signals: Signals, memory: OpenedMemory, ring: Recorder, device: torch.device
-    ) -> None:
+        self, edge: Edge, signals: Signals, memory: OpenedMemory, ring: Recorder, device: torch.device,
+        late: Stream | None = None,
+    ) -> None:  # fmt: skip
+        """`late`: the stream that samples behind masks which come later."""
         super().__init__(edge, signals, memory, ring)
         self.newest = memory.tensor(device).view(torch.int32)
+        self._late, self._writer = late, late
 
-    def sampled(self, step: int, tokens: Tensor) -> None:
+    def sampled(self, step: int, tokens: Tensor, *, late: bool = False) -> None:
         """Announce tokens [R] of `step`, which the launched kernels sample into `newest`."""
+        self._writer = self._late if late else None
         self._record_put(step, tokens)
 
     def retired(self, step: int, tokens: Tensor) -> None:
@@ -47,7 +52,7 @@ class DeviceTokenSender(StreamSender):
         """Announce that tokens [R] of `step` are in `newest` behind all work launched so far."""
         self.edge.wire.check_sendable()
         number = self.edge.number + 1
-        self._signals.write(Flag.FILLED, number)
+        self._signals.write(Flag.FILLED, number, self._writer)
         self._signals.peer_does(number, "use of tokens", number)
         self._announce(step, tensor)
 

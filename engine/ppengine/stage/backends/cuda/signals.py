@@ -48,11 +48,12 @@ class Signals:
             mark = self._theirs.get(number)
             self._ledger.wait(self._stream.actor, mark and mark._replace(via=flag.name))
 
-    def write(self, flag: Flag, number: int) -> None:
-        """Launch the write of `number` into `flag`, behind all earlier work on the stream that writes."""
-        self._driver.write_word(self._device + flag, number, self._writer.handle)
+    def write(self, flag: Flag, number: int, by: Stream | None = None) -> None:
+        """Launch the write of `number` into `flag`, behind all earlier work on the stream that writes, or on `by`."""
+        writer = by or self._writer
+        self._driver.write_word(self._device + flag, number, writer.handle)
         if self._ledger.on:
-            _keep(self._ours, number, self._ledger.record(self._writer.actor, flag.name))
+            _keep(self._ours, number, self._ledger.record(writer.actor, flag.name))
 
     def peer_does(
         self, number: int, what: str, after: int = 0, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()

@@ -80,7 +80,7 @@ class StagedTokenSender(WireSender):
 
     newest = None
 
-    def sampled(self, step: int, tokens: Tensor) -> None:
+    def sampled(self, step: int, tokens: Tensor, *, late: bool = False) -> None:
         """Do nothing yet: the tokens are on the device."""
 
     def retired(self, step: int, tokens: Tensor) -> None:

@@ -15,6 +15,7 @@ from ppengine.protocol.steps import Register, Retired, Sampled, Step
 from ppengine.stage.backends.cuda.decode_graphs import Launched
 from ppengine.stage.backends.cuda.device_buffers import SLOTS, DeviceBuffers
 from ppengine.stage.backends.cuda.split_sampling import BestTokens
+from ppengine.stage.backends.cuda.streams import Stream
 from ppengine.stage.pending_step import Pending
 from ppengine.stage.runner import RunnerParts
 from ppengine.stage.sampler import masks_by_slot
@@ -44,24 +45,30 @@ class StepSampler:
             adjustments.set(slots, [_adjustment(one) for one in registers])
 
     def sample(
-        self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None, pending: Pending
-    ) -> None:
-        """Launch the sampling from whole logits, or from the `best` tokens of the ranks' columns of them."""
-        number, buffers, compute = step.number, self._buffers, self._buffers.compute
+        self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None, pending: Pending,
+        late: Stream | None = None,
+    ) -> None:  # fmt: skip
+        """Launch the sampling from whole logits, or from the `best` tokens of the ranks' columns of them.
+
+        It is on the compute stream, or on `late`.
+        """
+        number, buffers = step.number, self._buffers
+        stream = late or buffers.compute
         most = max(request.logprobs for request in requests)
-        with self._ring.operation(Kind.SAMPLE, number, size=len(requests)), compute.use():
-            with compute.doing("sampling"):
+        # A late one may be launched amid the next step, whose time it is.
+        with self._ring.operation(Kind.SAMPLE, stream.order.step, size=len(requests)), stream.use():
+            with stream.doing("sampling"):
                 tokens = self._choose(step, requests, launched, best)
             if self._sender is not None:
-                self._sender.sampled(number, tokens)
+                self._sender.sampled(number, tokens, late=late is not None)
             parts = [tokens]
             if most >= 0:
                 assert buffers.sampling is not None
                 logits, slots, _ = launched
-                with compute.doing("log probabilities"):
+                with stream.doing("log probabilities"):
                     shown = logprobs(logits, buffers.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
                 parts += [shown.chosen, shown.tokens, shown.values]
-            hosts = buffers.copies.launch(compute, *parts)
+            hosts = buffers.copies.launch(stream, *parts)
         pending.finally_do(lambda: self._retire(number, requests, hosts, pending.retired))
 
     def _choose(self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None) -> Tensor:
