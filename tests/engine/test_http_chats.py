@@ -156,6 +156,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
     [
         ("required", '[{"name": "weather", "arguments": {"city": "Ulm"}}]', '{"city": "Ulm"}', "minItems"),
         (NAMED, '{"city":"Ulm"}', '{"city":"Ulm"}', "city"),
+        (NAMED, f'{{"city":{"12" * 50}}}', f'{{"city":{"12" * 50}}}', "city"),
     ],
 )
 @pytest.mark.parametrize("form", ["none", "hermes"])

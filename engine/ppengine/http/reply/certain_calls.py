@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from typing_extensions import override
 
 from ppengine.http.reply.growing_parser import Step
@@ -10,6 +12,8 @@ from ppengine.http.reply.tool_parsers import ToolParser
 
 class CallListParser(ToolParser):
     """A list of `{"name": NAME, "arguments": {...}}`: calls of any functions."""
+
+    word_most = sys.maxsize  # A grammar bounds no number.
 
     @override
     def parse(self) -> Step[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ Step = Generator[None, None, T]
 DEPTH_MOST = 64
 """Most levels of JSON; a deeper call is malformed."""
 WORD_MOST = 64
-"""Most characters of a number in JSON."""
+"""Most characters of a number in JSON, in text that may be no call."""
 _SPACE = " \t\r\n"
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.\w]*")
@@ -34,6 +34,8 @@ class MalformedError(Exception):
 
 class GrowingParser(ABC):
     """Feed it with `push` and, at the end of the output, `end`. Both return the events that are certain by then."""
+
+    word_most: ClassVar[int] = WORD_MOST
 
     def __init__(self) -> None:
         self._text = ""
@@ -139,7 +141,7 @@ class GrowingParser(ABC):
             yield from self._container(char, depth)
         else:
             begin = self._at
-            while (yield from self.char()) and (end := min(self._word_end(), begin + WORD_MOST)) > self._at:
+            while (yield from self.char()) and (end := min(self._word_end(), begin + self.word_most)) > self._at:
                 self._at = end
             if _SCALAR.fullmatch(self._text, begin, self._at) is None:
                 raise MalformedError
