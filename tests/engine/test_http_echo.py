@@ -12,6 +12,7 @@ from ppengine.http import answer_forms, completion_answer, generation_response, 
 from ppengine.http.generation import Part
 
 PROMPT, TEXT = "Once upon a time", " there was"
+STORY = " there was a king and there was a dog."
 BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9}
 
 
@@ -52,6 +53,23 @@ async def test_log_probabilities_of_the_prompt_come_first() -> None:
             assert all(text[at:].startswith(token) for at, token in zip(
                 found["text_offset"], found["tokens"], strict=True))  # fmt: skip
             assert one.model.submitted[-1].sampling.prompt_logprobs == 2
+
+
+@pytest.mark.parametrize("text", [STORY, f" there was 🙂🙂{STORY}", f"<|user|><|user|><|user|>{STORY}"])
+@pytest.mark.parametrize("stop", [None, ["a queen", "g and he", "e was a cat"]])
+async def test_places_of_tokens_are_those_of_their_texts(text: str, stop: list[str] | None) -> None:
+    """Also behind text that is held back, as a stop text may take it, and behind parts of characters."""
+    async with world(text) as one:
+        body = {**BODY, "logprobs": 0, "stop": stop}
+        _, whole = await one.post("/v1/completions", body)
+        (choice,) = whole["choices"]
+        events = [event["choices"][0] for event in await one.events("/v1/completions", body)]
+        places = choice["logprobs"]["text_offset"]
+        assert places == [place for event in events for place in event["logprobs"]["text_offset"]]
+        tokens = choice["logprobs"]["tokens"]
+        pairs = zip(places, tokens, strict=True)
+        known = [(at, token) for at, token in pairs if token not in ("\ufffd", "<|user|>")]
+        assert len(known) > 7 and all(choice["text"][at:].startswith(token) for at, token in known)
 
 
 async def test_without_an_output_the_prompt_is_scored_alone() -> None:

@@ -28,6 +28,11 @@ class PieceText:
         return None if self._growing is None else self._growing.stop_text
 
     @property
+    def length(self) -> int:
+        """Number of its characters, with those that are held back as a stop text may take them."""
+        return self.given if self._growing is None else len(self._growing.text)
+
+    @property
     def even(self) -> bool:
         """Whether the next token adds its fixed text alone, if it has one."""
         return self._growing is None and not self.over and self._stream.even

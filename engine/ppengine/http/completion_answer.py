@@ -97,14 +97,16 @@ class CompletionAnswer(ChunkedAnswer):
 
     def _add_output(self, made: fields.CompletionLogprobs, parts: Sequence[Part], before: int, wanted: int) -> None:
         """Add the tokens of `parts`; `before`: characters of the prompt in front of the output."""
-        place = before + (parts[0].offset if parts else 0)
-        for token, logprob in pairs(parts):
-            text = self._tokenizer.token_text(token)
-            made.tokens.append(text)
-            made.token_logprobs.append(logprob.chosen)
-            made.top_logprobs.append({self._tokenizer.token_text(one): value for one, value in logprob.top[:wanted]})
-            made.text_offset.append(place)
-            place += len(text)
+        for part in parts:
+            place = before + part.offset
+            for token, logprob in pairs([part]):
+                text = self._tokenizer.token_text(token)
+                best = {self._tokenizer.token_text(one): value for one, value in logprob.top[:wanted]}
+                made.tokens.append(text)
+                made.token_logprobs.append(logprob.chosen)
+                made.top_logprobs.append(best)
+                made.text_offset.append(place)
+                place += 0 if self._tokenizer.is_silent(token) else len(text)
 
 
 def _texts(request: CompletionRequest, generations: Sequence[Generation], service: Service) -> Mapping[int, str]:

@@ -30,7 +30,7 @@ class Part(msgspec.Struct, gc=False):
     logprobs: list[Logprob]
     """One a token where they were asked for."""
     offset: int
-    """Characters of the choice's text before it."""
+    """Characters of the choice before its first token; `text` may begin earlier, if a stop text was possible."""
     finish_reason: str | None
     stop_text: str | None = None
     """The stop text that ended it."""
@@ -140,7 +140,7 @@ class Generation:
         self.link.leave([self.followed])
 
     def _part(self, choice: PieceText, piece: Piece) -> Part:
-        tokens, begin = piece.token_ids, choice.given
+        tokens, begin = piece.token_ids, choice.length
         text, spoken, kept, reason = choice.take(tokens, piece.finish_reason)
         self.output_tokens += kept
         if spoken < len(tokens):
