@@ -207,6 +207,21 @@ async def test_a_certain_call_that_is_cut_is_no_content(choice: Any, text: str, 
         assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(("parallel", "reason", "calls"), [(True, "stop", 2), (False, "tool_calls", 1)])
+async def test_calls_are_no_finish_reason_if_a_stop_text_cuts_one(parallel: bool, reason: str, calls: int) -> None:
+    """A client that reads `tool_calls` parses the arguments of all."""
+    call = '{"name": "weather", "arguments": {"city": "%s"}}'
+    async with HttpWorld(HttpConfig(tool_parser="none")) as one:
+        one.model.text, one.model.reason = f"[{call % 'Ulm'}, {call % 'Bonn'}]", "stop"
+        body = {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "stop": "onn"}
+        body["parallel_tool_calls"] = parallel
+        _, answer = await one.post("/v1/chat/completions", body)
+        (only,) = answer["choices"]
+        assert (only["finish_reason"], len(only["message"]["tool_calls"])) == (reason, calls)
+        events = await one.events("/v1/chat/completions", body)
+        assert events[-1]["choices"][0]["finish_reason"] == reason
+
+
 async def test_a_constrained_text_is_content_though_the_template_begins_with_reasoning() -> None:
     async with HttpWorld(HttpConfig(tool_parser="llama3", reasoning="think")) as one:
         one.renderer.template = ChatTemplate("x<think>\n", {})

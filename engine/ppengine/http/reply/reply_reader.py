@@ -61,7 +61,7 @@ class ReplyReader:
         self.reasoning_tokens = 0
         self._reasons = splitter is not None
         """Whether no content has come yet."""
-        self._left_out = False
+        self._left_out = self._cut = False
 
     def push(self, text: str, tokens: int = 0, *, last: bool = False) -> list[Event]:
         """Return the events that `text` completes; `last`: nothing follows."""
@@ -76,8 +76,8 @@ class ReplyReader:
         return joined(events)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason of the reply, by that of its text."""
-        return "tool_calls" if reason == "stop" and self.calls else reason
+        """Return the finish reason of the reply, by that of its text. Clients parse all calls of `tool_calls`."""
+        return "tool_calls" if reason == "stop" and self.calls and not self._cut else reason
 
     def _parsed(self, events: list[Event]) -> list[Event]:
         if self._parser is None:
@@ -95,4 +95,5 @@ class ReplyReader:
             if not self._left_out or event.kind == "text":
                 kept.append(event)
             self.calls += event.kind == "end" and not self._left_out
+            self._cut = self._cut or (event.kind == "cut" and not self._left_out)
         return kept
