@@ -5,10 +5,11 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text, bytes_text, count_text, ms_text, percent_text, ratio
+from ppconsole.view.figures import millis
 
 HOSTILE = st.lists(
     st.one_of(
@@ -56,12 +57,14 @@ def test_newlines_may_stay() -> None:
     assert clean("a\r\nb\rc\n\x1bd", newlines=True) == "a\nb\nc\n"
 
 
-@given(st.floats(0, 1e15))
+@given(st.one_of(st.floats(0, 1e15), st.floats(0, 2000)))
+@example(997.0)
 def test_widths_hold(value: float) -> None:
     assert len(bytes_text(value)) <= 5
     assert len(count_text(value)) <= 5
     assert len(age_text(value)) <= 4
     assert len(ms_text(min(value, 1e12))) <= 5
+    assert len(millis(value)) <= 4
 
 
 def test_unknown_is_not_zero() -> None:

@@ -37,7 +37,7 @@ def millis(value: float | None) -> str:
     """Return milliseconds in at most four cells: .4ms, 22ms, .12s, 6.2s, 1m42."""
     if value is None:
         return UNKNOWN
-    if value >= 999.5:
+    if value >= 995:
         return age_text(value / 1000)
     if value >= 99.5:
         return f"{value / 1000:.2f}".lstrip("0") + "s"
