@@ -92,7 +92,7 @@ def test_a_plain_event_has_the_bytes_of_its_message(kind: str, options: StreamOp
         ("a", None), ('"quoted"\n', None), ("", None), ("\u00fc\U0001f600", None), ("end", "length"),
     ):  # fmt: skip
         for choice in (0, 1):
-            part = Part(choice, text, [5], [], 0, reason)
+            part = Part(choice, text, [5], [], 0, reason, 1)
             assert events.part(part) == event(other.chunk(part, usage))
     assert events.end().endswith(b"data: [DONE]\n\n")
 
@@ -144,6 +144,29 @@ async def test_whole_answers_have_the_parts_of_all_choices() -> None:
     assert ["".join(part.text for part in one) for one in parts] == ["<3>\ufffd", "<4>", "<5>"]
     assert [one[-1].finish_reason for one in parts] == ["length", "length", "stop"]
     assert first.over and second.over and second.output_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason", "tokens"),
+    [([[3], [4], [5]], "length", 3), ([[3], [4, 0]], "stop", 3), ([[0]], "stop", 1), ([[3], [6, 7, 8], []], None, 3)],
+)
+async def test_a_client_is_counted_the_tokens_of_its_usage(
+    pieces: list[list[int]], reason: str | None, tokens: int
+) -> None:  # fmt: skip
+    """With a stop token, which has no text, and without those behind a stop text."""
+    one, stats, traced, place = generation(stops=("<7>",)), ClientStats(), list[int](), 0
+    call = stats.begin("key", "/v1/completions")
+    trace: Any = SimpleNamespace(part=lambda choice, count, reason: traced.append(count))
+    call.trace = trace
+    waiting = asyncio.ensure_future(all_parts([one], call))
+    await asyncio.sleep(0)
+    for number, ids in enumerate(pieces, 1):
+        one.followed.take(Piece("r", 0, place, ids, [], reason if number == len(pieces) else None))
+        place += len(ids)
+    await waiting
+    (counts,) = stats.counts()
+    assert counts.tokens == sum(traced) == one.output_tokens == tokens
+    assert sum(counts.ttft.values()) == 1
 
 
 def test_choices_that_share_a_prompt_have_what_the_first_found_in_the_cache() -> None:

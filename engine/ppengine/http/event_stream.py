@@ -55,9 +55,9 @@ class Reading:
         try:
             part = generation.take(piece)
             if part is not None:
-                self._call.part(part.choice, len(part.token_ids))
+                self._call.part(part.choice, part.kept)
                 if self._call.trace is not None:
-                    self._call.trace.part(part.choice, len(part.token_ids), part.finish_reason)
+                    self._call.trace.part(part.choice, part.kept, part.finish_reason)
                 self._take(generation, part)
                 if part.finish_reason is None:
                     return

@@ -32,6 +32,8 @@ class Part(msgspec.Struct, gc=False):
     offset: int
     """Characters of the choice before its first token; `text` may begin earlier, if a stop text was possible."""
     finish_reason: str | None
+    kept: int
+    """Number of tokens that belong to the choice: with a stop token."""
     stop_text: str | None = None
     """The stop text that ended it."""
 
@@ -147,4 +149,4 @@ class Generation:
             tokens = tokens[:spoken]
         logprobs = piece.logprobs and piece.logprobs[:spoken]
         stop_text = None if reason is None else choice.stop_text
-        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, stop_text)
+        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, kept, stop_text)
