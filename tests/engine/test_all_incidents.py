@@ -90,6 +90,40 @@ def test_a_store_that_fails_again_and_again_is_one_incident(tmp_path: Path, cloc
     assert [one.info.number for one in kept(tmp_path)] == [1, 2]
 
 
+def test_stores_that_fail_in_turn_are_one_incident_each(tmp_path: Path, clock: Clock) -> None:
+    every, begun = incidents(tmp_path), clock.now
+    for _ in range(10):
+        for name in ("the store of stage 0", "the store of stage 1"):
+            clock.now += 3
+            every.look(None, [replace(STORE, summary=f"{name} hangs", since_s=0.0)])
+            clock.now += 3
+            every.look(None, [])
+    first, second = kept(tmp_path)
+    assert (first.info.number, second.info.number) == (1, 2)
+    for place, one in enumerate((first, second)):
+        assert one.info.summary == f"the store of stage {place} hangs"
+        assert one.info.wall == pytest.approx(begun + 3 + 6 * place, abs=0.1)
+        assert one.info.over_wall == pytest.approx(clock.now - 6 + 6 * place, abs=0.1)
+    clock.now += AROUND_S
+    every.look(None, [])
+    every.look(None, [replace(STORE, summary="the store of stage 0 hangs")])
+    assert [one.info.number for one in kept(tmp_path)] == [1, 2, 3]
+
+
+def test_one_that_comes_again_behind_its_gateway_ends_with_its_verdict(tmp_path: Path, clock: Clock) -> None:
+    before = incidents(tmp_path)
+    before.look(None, [STORE])
+    clock.now += 3
+    before.look(None, [])
+    after = incidents(tmp_path)
+    clock.now += 5
+    after.look(None, [STORE])
+    clock.now += 3
+    after.look(None, [])
+    (one,) = kept(tmp_path)
+    assert one.info.over_wall == pytest.approx(clock.now, abs=0.1)
+
+
 def test_another_process_that_stops_soon_after_is_another_incident(tmp_path: Path, clock: Clock) -> None:
     every = incidents(tmp_path)
     for name, since_s in (("http0", 1.0), ("http0", 2.0), ("texts", 1.0)):

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +45,16 @@ _NAME = re.compile(r"the store of stage \d+( rank \d+)?|\S+ \S+")
 log = logging.getLogger("ppengine.gateway")
 
 
+class _Settling(NamedTuple):
+    """An incident that has ended, until the time after it is recorded."""
+
+    due: float
+    """Monotonic time at which that is so."""
+    incident: Incident
+    begun_ns: int
+    """Monotonic time at which it began."""
+
+
 class Numbers:
     """Numbers of the incidents of one engine, in order."""
 
@@ -75,8 +86,7 @@ class IncidentLog:
         self._fault: FaultDetail | None = None
         self._consequences: dict[object, str] = {}
         """Those of the newest incident, by process."""
-        self._settling: list[tuple[float, Incident]] = []
-        """Incidents that have ended, with the time at which the minute after them is over."""
+        self._settling: list[_Settling] = []
         self.newest: IncidentInfo | None = None
         self._resume(newest_incident(folder, beside))
 
@@ -90,14 +100,14 @@ class IncidentLog:
         if incident is None:
             return
         info = incident.info
+        self._begun_ns = time.monotonic_ns() - int(max(0.0, time.time() - info.wall) * 1e9)
         self.newest, self._fault = info, incident.fault
         self._consequences = {-number: text for number, text in enumerate(incident.consequences, 1)}
         if info.over_wall is not None:
             if time.time() - info.over_wall < AROUND_S:
                 self._settle_later(incident)
             return
-        info.ended = ""
-        self._open, self._begun_ns = incident, time.monotonic_ns() - int(max(0.0, time.time() - info.wall) * 1e9)
+        info.ended, self._open = "", incident
 
     def note_event(self, event: Event) -> None:
         """Keep an event that may belong to an incident; ends of requests would leave no room for the others."""
@@ -124,14 +134,14 @@ class IncidentLog:
             over = fault.over_wall
             if over is not None:
                 self._end(over)
-        for due, incident in [one for one in self._settling if time.monotonic() >= one[0]]:
-            self._settling.remove((due, incident))
-            self._settle(incident)
+        for one in [one for one in self._settling if time.monotonic() >= one.due]:
+            self._settling.remove(one)
+            self._settle(one.incident)
 
     def close(self) -> None:
         """Write the incidents that are open: the engine ends."""
         self._end(None)
-        for _, incident in self._settling:
+        for _, incident, _ in self._settling:
             if incident.info.ended == self._unexplained and time.time() - (incident.info.over_wall or 0.0) < _BEFORE_S:
                 incident.info.over_wall, incident.info.ended = None, _CUT  # The end of the engine cleared its verdict.
             self._settle(incident)
@@ -154,21 +164,31 @@ class IncidentLog:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _again(self, fault: FaultDetail) -> bool:
-        """Go on with the incident before, if `fault` is it: a slowness comes and goes with the load, as one fault."""
-        if not self._settling or (self._beside is None and fault.verdict.cause != "straggler"):
+        """Go on with an incident before, if `fault` is it: a slowness comes and goes with the load, as one fault.
+
+        It is the newest one of the pipeline; beside that, several may come in turn.
+        """
+        if self._beside is None and fault.verdict.cause != "straggler":
             return False
-        due, incident = self._settling[-1]
-        info, verdict = incident.info, fault.verdict
-        before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
-        same = before == now and info.ended == self._unexplained
-        if self._beside is not None:
-            same = same and _name(info.summary) == _name(verdict.summary)
-        if not same or fault.wall - (info.over_wall or 0.0) > (AGAIN_S if self._beside is None else AROUND_S):
+        recent = reversed(self._settling) if self._beside is not None else self._settling[-1:]
+        known = next((one for one in recent if self._is_same(one.incident.info, fault)), None)
+        if known is None:
             return False
-        self._settling.remove((due, incident))
-        info.over_wall, info.ended = None, ""
-        self._open, self._fault = incident, fault
+        self._settling.remove(known)
+        incident = known.incident
+        incident.info.over_wall, incident.info.ended = None, ""
+        self._open, self._begun_ns, self._fault, self.newest = incident, known.begun_ns, fault, incident.info
         return True
+
+    def _is_same(self, info: IncidentInfo, fault: FaultDetail) -> bool:
+        """Return whether `fault` may be that of an incident which has ended."""
+        verdict = fault.verdict
+        before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
+        if before != now or info.ended != self._unexplained:
+            return False
+        if self._beside is not None and _name(info.summary) != _name(verdict.summary):
+            return False
+        return fault.wall - (info.over_wall or 0.0) <= (AGAIN_S if self._beside is None else AROUND_S)
 
     def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
         """Note the newest verdict on each other process as a consequence of the open incident."""
@@ -211,7 +231,7 @@ class IncidentLog:
 
     def _settle_later(self, incident: Incident) -> None:
         """Settle an incident when the time after it is recorded. The wall clock may be set meanwhile."""
-        self._settling.append((time.monotonic() + AROUND_S, incident))
+        self._settling.append(_Settling(time.monotonic() + AROUND_S, incident, self._begun_ns))
 
     def _settle(self, incident: Incident) -> None:
         """Write an incident for the last time, with the recordings around it."""
