@@ -156,6 +156,16 @@ async def test_a_response_that_would_need_a_memory_is_refused(more: dict[str, An
         assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+async def test_a_picture_is_refused_in_each_role(role: str) -> None:
+    async with world() as one:
+        picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+        items = [{"role": role, "content": [picture]}, {"role": "user", "content": "What is it?"}]
+        status, answer = await one.post("/v1/responses", {"input": items})
+        assert (status, answer["error"] and answer["error"]["param"]) == (400, "input"), answer
+        assert "input_image" in answer["error"]["message"]
+
+
 # --- Messages -----------------------------------------------------------------------------------------------------
 
 

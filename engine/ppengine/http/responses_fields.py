@@ -194,7 +194,7 @@ class ResponsesRequest(Body, kw_only=True):
                 right = "message (with a role), function_call, function_call_output and reasoning"
                 raise invalid(f"input[{number}] is of type {item.type[:80]}; this server takes {right}", "input")
         first = next((at for at, one in enumerate(messages) if one.role not in ("system", "developer")), len(messages))
-        system = [self.instructions or "", *(_text(one.content) or "" for one in messages[:first])]
+        system = [self.instructions or "", *(str(one.for_template()["content"]) for one in messages[:first])]
         whole = "\n\n".join(text for text in system if text)
         return [*([Message(role="system", content=whole)] if whole else []), *messages[first:]]
 
