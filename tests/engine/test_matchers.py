@@ -9,6 +9,7 @@ from itertools import count
 
 import hypothesis.strategies as st
 import msgspec
+import numpy as np
 import pytest
 from grammar_world import EOS, MODEL, TOKENIZER, allowed
 from hypothesis import HealthCheck, given, settings
@@ -263,3 +264,23 @@ def test_a_grammar_keeps_few_masks(matchers: Matchers, computed: list[int]) -> N
         computed.clear()
         named(matchers, number)
         assert sum(computed) == needed
+
+
+@pytest.mark.parametrize("text", ['start: "r" a\na: a a\n', "start: a\na: a a\n"])
+def test_a_grammar_without_an_end_is_refused_in_plain_words(matchers: Matchers, text: str) -> None:
+    with pytest.raises(GrammarError, match=r"^no token may follow$"):
+        matchers.compile(Grammar("lark", text))
+
+
+def test_an_output_that_cannot_go_on_has_the_reason(matchers: Matchers) -> None:
+    """A compile looks at two masks, so this grammar passes."""
+    grammar, tokens = Grammar("lark", 'start: A A A a\na: a a\nA: "r"\n'), list[int]()
+    assert compiled(matchers, grammar)
+    for number in range(4):
+        answer = matchers.answers([Question(number, 7, None if number else grammar, tokens[-1:], [], 0)])
+        if answer.errors:
+            break
+        place = int(np.frombuffer(answer.masks[0].places, "<i4")[0])
+        bits = int(np.frombuffer(answer.masks[0].words, "<u4")[0])
+        tokens.append(32 * place + bits.bit_length() - 1)
+    assert list(answer.errors.values()) == ["no token may follow"] and tokens

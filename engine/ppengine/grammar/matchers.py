@@ -32,6 +32,7 @@ FREE_SHARE = 64
 """A choice is free if its mask allows more than one token in 64. Such a mask is often slow."""
 FIRST_MOST, FIRST_BEHIND = 16, 64
 """Masks of first free choices that are kept with a grammar, 16 kB each with 128k tokens; tokens in front of one."""
+_DEAD_END = "no token may follow"
 LIMITS, REGEX_LIMITS = (
     LLParserLimits(
         initial_lexer_fuel=fuel, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
@@ -198,7 +199,7 @@ class Matchers:
         if matcher.is_error():
             message.errors[number] = _error_of(matcher) or "no match"
         elif not count:
-            message.errors[number] = "no token may follow"
+            message.errors[number] = _DEAD_END
         else:
             if question.held:
                 kept = mask.copy()
@@ -220,7 +221,8 @@ class Matchers:
 
 def _error_of(matcher: LLMatcher) -> str:
     """Return why a matcher has ended, in one line; empty if it has not."""
-    return one_line(matcher.get_error().replace("<non-verbose/>", "")) if matcher.is_error() else ""
+    error = one_line(matcher.get_error().replace("<non-verbose/>", "")) if matcher.is_error() else ""
+    return _DEAD_END if error == "NoExtensionBias" else error
 
 
 def _some_token(mask: bytes, eos: list[int]) -> int | None:
