@@ -1,7 +1,7 @@
 """The rules of scheduling, one by one."""
 
 import pytest
-from ppengine.core.scheduler import DoesNotFit, wait_reasons
+from ppengine.core.scheduler import DoesNotFit, block_tables, wait_reasons
 from ppengine.core.scheduler.block_pool import STATES
 from ppengine.protocol.steps import TOKEN_ON_DEVICE, TOKEN_REGISTERED, MoveKind, Sampled
 from scheduler_world import World
@@ -216,6 +216,21 @@ def test_a_prefix_in_chunks_is_shared_as_far_as_its_steps_are_sent():
     world.run()
     world.verify_end()
     assert late.num_cached == 16
+
+
+def test_a_long_prompt_is_hashed_as_far_as_it_is_known_or_computed(monkeypatch):
+    monkeypatch.setattr(block_tables, "HASHED_FIRST", 1)
+    world = World(stages=1, num_blocks=60, max_num_batched_tokens=8, schedule_ahead=False)
+    (first,) = world.add(prompt(40), max_tokens=1)
+    world.schedule()
+    assert len(first.digests) == 2, "those of its first step"
+    world.run()
+    assert len(first.digests) == 10
+    (second,) = world.add([*prompt(28), *range(50, 65)], max_tokens=1)
+    world.schedule()
+    assert second.num_cached == 28 and len(second.digests) <= 9, "seven are known"
+    world.run()
+    world.verify_end()
 
 
 def test_a_block_that_a_step_fills_is_not_copied_by_the_same_step():

@@ -13,6 +13,9 @@ from ppengine.core.scheduler.step_log import StepLog, StepRecord
 from ppengine.protocol.steps import MoveKind
 from ppengine.protocol.tiers import PromptSources
 
+HASHED_FIRST = 64
+"""Blocks of a prompt whose digests are looked up first; twice as many follow while all are known."""
+
 
 @dataclass(slots=True)
 class Fit:
@@ -126,7 +129,12 @@ class BlockTables:
         if not self.prefix_caching or request.scores_prompt:
             return []  # Positions whose blocks are cached have no logits.
         self._digests.take(request)
-        return self.device.lookup(request.full_digests(known // self.block_size, self.block_size))
+        most = known // self.block_size
+        count = min(HASHED_FIRST, most)
+        # A long prompt that begins like no other is not hashed at once: its other blocks follow with its chunks.
+        while len(found := self.device.lookup(request.full_digests(count, self.block_size))) == count < most:
+            count = min(2 * count, most)
+        return found
 
     def can_fork(self, leader: Request) -> bool:
         """Return whether a step that was sent computes the leader's prompt.
