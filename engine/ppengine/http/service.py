@@ -272,9 +272,10 @@ class Service:
         """Return how the core samples, with the tokens of bad words. Raises ApiError."""
         sampling = request.sampling()
         try:
-            return msgspec.structs.replace(
-                sampling, bad_words=[], bad_words_ids=self._encoder.bad_words_ids(sampling)
-            )  # fmt: skip
+            ids = self._encoder.bad_words_ids(sampling)
+            return (
+                msgspec.structs.replace(sampling, bad_words=[], bad_words_ids=ids) if sampling.bad_words else sampling
+            )
         except ValueError as error:
             raise invalid(str(error), "bad_words") from None
 
