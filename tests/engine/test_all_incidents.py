@@ -46,11 +46,11 @@ def test_a_stopped_process_is_an_incident_until_nothing_shows_it(tmp_path: Path,
     assert begun.info.wall == pytest.approx(clock.now - 0.5) and begun.fault.missing == ["steps went on"]
     clock.now += 30
     every.note_event(Event(seq=1, wall=clock.now, kind="stage.continued", text="stage 1 is continued"))
-    every.look(None, [replace(HTTP, since_s=30.5, summary="texts is stopped")])
+    every.look(None, [replace(HTTP, since_s=30.5)])
     clock.now += 1
     every.look(None, [], served(clock))
     (over,) = kept(tmp_path)
-    assert over.info.over_wall == pytest.approx(clock.now) and over.info.summary == "texts is stopped"
+    assert over.info.over_wall == pytest.approx(clock.now) and over.info.summary == "http0 is stopped"
     assert over.info.ended == "nothing shows it any more", "no end of a fault of the pipeline is its own"
     assert every.newest == over.info
 
@@ -75,6 +75,41 @@ def test_it_hides_no_fault_of_the_pipeline_and_goes_on_beside_it(tmp_path: Path,
     pipeline, beside = newest_incident(tmp_path), newest_incident(tmp_path, "store")
     assert pipeline is not None and beside is not None
     assert (pipeline.info.number, beside.info.number) == (3, 2)
+
+
+def test_an_incident_is_of_the_process_that_began_it(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    texts, http = "texts (pid 8) is stopped", "http0 (HTTP process, pid 7) is stopped"
+    every.look(None, [replace(HTTP, summary=texts)])
+    clock.now += 4
+    every.look(None, [replace(HTTP, summary=http, evidence=["pid 7: process state T", f"also: {texts}"])])
+    assert [one.info.summary for one in kept(tmp_path)] == [texts], "the one of the first process lasts"
+    clock.now += 4
+    every.look(None, [replace(HTTP, summary=http, since_s=4.5)])
+    clock.now += 2
+    every.look(None, [])
+    first, second = kept(tmp_path)
+    assert (first.info.summary, first.fault.verdict.summary, first.consequences) == (texts, texts, [http])
+    assert (second.info.summary, second.consequences) == (http, [])
+    assert first.info.over_wall == pytest.approx(first.info.wall + 8.5)
+    assert second.info.over_wall == pytest.approx(second.info.wall + 6.5), "it began beside the first"
+
+
+def test_an_incident_keeps_the_cause_that_began_it(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    every.look(None, [replace(STORE, summary="backend a is broken: refused")])
+    every.look(None, [replace(STORE, summary="backend a is slow")])
+    every.look(None, [])
+    assert [one.info.summary for one in kept(tmp_path)] == ["backend a is broken: refused"]
+
+
+def test_stores_that_fail_in_turn_are_one_incident_each(tmp_path: Path, clock: Clock) -> None:
+    every = incidents(tmp_path)
+    for _ in range(10):
+        for name in ("backend a", "backend b"):
+            every.look(None, [replace(STORE, summary=f"{name} is broken")])
+            clock.now += 3
+    assert [one.info.summary for one in kept(tmp_path)] == ["backend a is broken", "backend b is broken"]
 
 
 def test_a_store_that_fails_again_and_again_is_one_incident(tmp_path: Path, clock: Clock) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ppengine.diagnosis.budgets import HELPER_OWES_S, HELPER_SILENT_S, HELPER_STARTS_S, STOPPED_AFTER_S, TRACED_AFTER_S
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.helper_evidence import HelperEvidence
-from ppengine.diagnosis.phrases import let_go, seconds, thaw
+from ppengine.diagnosis.phrases import ALSO, let_go, seconds, thaw
 from ppengine.protocol.snapshot import Verdict
 from ppengine.protocol.stage_samples import TRACED
 
@@ -41,7 +41,7 @@ def helpers(case: Case) -> list[Verdict]:
     if not found:
         return []
     first, *others = found
-    also = [f"also: {other.summary} ({other.suggest})" for other in others]
+    also = [f"{ALSO}{other.summary} ({other.suggest})" for other in others]
     return [
         Verdict(
             stage=None, cause="process", summary=first.summary, since_s=first.since_s,

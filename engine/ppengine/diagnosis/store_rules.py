@@ -21,7 +21,7 @@ from ppengine.diagnosis.budgets import (
     TIER_WINDOW_S,
 )
 from ppengine.diagnosis.case import Case
-from ppengine.diagnosis.phrases import exit_words, seconds
+from ppengine.diagnosis.phrases import ALSO, exit_words, seconds
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
 from ppengine.protocol.reports import NODE_LOST
 from ppengine.protocol.snapshot import Verdict
@@ -64,7 +64,7 @@ def stores(case: Case) -> list[Verdict]:
             cause="store",
             summary=worst.summary,
             since_s=worst.since_s,
-            evidence=[*worst.evidence, *(f"also: {other.summary}" for other in others), _GOES_ON],
+            evidence=[*worst.evidence, *(f"{ALSO}{other.summary}" for other in others), _GOES_ON],
             suggest=worst.suggest,
         )
     ]

@@ -9,16 +9,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from ppengine.diagnosis.phrases import ALSO
 from ppengine.gateway.fault_record import RESUME_S
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import IncidentLog, Numbers
+from ppengine.gateway.incident_log import IncidentLog, Numbers, subject
 from ppengine.protocol.facts import Serving
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Event, IncidentInfo, Verdict
 
 
 class BesideRecord:
-    """The record of a fault with which steps go on, from the first verdict of its cause to the last."""
+    """The record of a fault with which steps go on: of the process or backend that its first verdict names.
+
+    It keeps that verdict. A later one may be on others as well, or on others alone: then theirs is the next record.
+    """
 
     def __init__(self, cause: Cause, fault: FaultDetail | None) -> None:
         """`fault`: the newest one of a gateway before this one; its verdict comes again if it lasts."""
@@ -28,22 +34,35 @@ class BesideRecord:
         if fault is not None and fault.over_wall is None:
             self._begun -= max(0.0, time.time() - fault.wall)
             self._unseen_until += RESUME_S
+        self.others: list[Verdict] = []
+        """Further faults of the cause, while that of `kept` lasts."""
 
     def look(self, verdicts: Sequence[Verdict]) -> None:
         """Begin, follow or end the record."""
         verdict = next((one for one in verdicts if one.root and one.cause == self._cause), None)
         kept, now = self.kept, time.monotonic()
-        lasts = kept is not None and kept.over_wall is None
-        if verdict is not None and kept is not None and lasts:
-            kept.verdict = verdict
-        elif verdict is not None:
+        named = [] if verdict is None else [verdict.summary, *_also(verdict)]
+        self.others = []
+        if kept is not None and kept.over_wall is None:
+            own = subject(kept.verdict.summary)
+            if any(subject(summary) == own for summary in named):
+                others = [summary for summary in named if subject(summary) != own]
+                self.others = [replace(kept.verdict, summary=summary, root=False) for summary in others]
+                return
+            if now < self._unseen_until:
+                return
+            # The wall clock may have been set since the begin.
+            kept.over_wall = kept.wall + now - self._begun
+        if verdict is not None:
             number, self._begun = 1 if kept is None else kept.number + 1, now
             self.kept = FaultDetail(
                 number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["steps went on"]
             )  # fmt: skip
-        elif kept is not None and lasts and now >= self._unseen_until:
-            # The wall clock may have been set since the begin.
-            kept.over_wall = kept.wall + now - self._begun
+
+
+def _also(verdict: Verdict) -> list[str]:
+    """Return the summaries of the further processes or backends that a verdict is on."""
+    return [line.removeprefix(ALSO) for line in verdict.evidence if line.startswith(ALSO)]
 
 
 class Incidents:
@@ -78,7 +97,7 @@ class Incidents:
         self._pipeline.look(fault, verdicts, served)
         for record, log in self._beside:
             record.look(verdicts)
-            log.look(record.kept, ())
+            log.look(record.kept, record.others)
 
     def close(self) -> None:
         """Write the incidents that are open: the engine ends."""

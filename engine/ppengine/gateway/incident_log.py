@@ -186,14 +186,17 @@ class IncidentLog:
         before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
         if before != now or info.ended != self._unexplained:
             return False
-        if self._beside is not None and _name(info.summary) != _name(verdict.summary):
+        if self._beside is not None and subject(info.summary) != subject(verdict.summary):
             return False
         return fault.wall - (info.over_wall or 0.0) <= (AGAIN_S if self._beside is None else AROUND_S)
 
     def _note_consequences(self, verdicts: Sequence[Verdict]) -> None:
         """Note the newest verdict on each other process as a consequence of the open incident."""
         assert self._open is not None
-        self._consequences |= {(one.stage, one.rank): one.summary for one in verdicts if not one.root}
+        for one in verdicts:
+            if not one.root:
+                key = (one.stage, one.rank) if self._beside is None else subject(one.summary)
+                self._consequences[key] = one.summary
         self._open.consequences = list(dict.fromkeys(self._consequences.values()))
 
     def _end(self, over_wall: float | None) -> None:
@@ -204,7 +207,7 @@ class IncidentLog:
         incident, self._open = self._open, None
         if incident is None:
             return
-        info, verdict = incident.info, (self._fault or incident.fault).verdict
+        info, verdict = incident.info, incident.fault.verdict
         info.cause, info.summary = verdict.cause, verdict.summary
         info.stage, info.rank = verdict.stage, verdict.rank
         ending = next((event for event in reversed(incident.events) if event.kind in _ENDINGS), None)
@@ -252,7 +255,7 @@ class IncidentLog:
         return self._folder / "incidents" / str(incident.info.number)
 
 
-def _name(summary: str) -> str:
+def subject(summary: str) -> str:
     """Return the first words of a summary, which name a process, a store or a backend."""
     found = _NAME.match(summary)
     return summary if found is None else found[0]
