@@ -8,6 +8,7 @@ import zipfile
 import pytest
 import snapshots
 from ppconsole.link.source import QueryFailed
+from ppconsole.model.units import wall_text
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.streams_screen import StreamsScreen
@@ -266,3 +267,32 @@ async def test_a_fault_in_an_export_is_shown_although_it_was_over():
         await rig.pilot.press("d")
         await rig.until(lambda: "frozen at the fault" in "\n".join(rows(rig)))
         assert "no fault now; this one was healed at" in rig.screen()
+
+
+@pytest.mark.parametrize(("link", "said"), [("lost", "link lost for 7.0s"), ("live", "no sample for 7.0s")])
+async def test_the_screen_of_a_lost_link_says_of_which_time_it_is(link, said):
+    picture = snapshots.snapshot(2, 3)
+    async with console(picture) as rig:
+        await rig.pilot.press("d")
+        await rig.until(lambda: "no fault found: serving" in rig.screen())
+        rig.clock.now += 7.0
+        rig.source.send(LinkState(state=link, age_s=7.0))
+        rig.app.tick()
+        await rig.pilot.pause()
+        lines = [line.strip() for line in rows(rig)]
+        assert lines[0] == f"{said}: the diagnosis is of {wall_text(picture.sampled_at)}"
+        assert lines[1] == "no fault found by then: serving"
+        rig.source.send(picture)
+        rig.app.tick()
+        await rig.pilot.pause()
+        assert rows(rig)[0].strip() == "no fault found: serving"
+
+
+async def test_a_verdict_of_a_lost_link_is_of_its_time_too():
+    picture = halted()
+    async with console(picture) as rig:
+        rig.source.send(LinkState(state="lost", age_s=0.0))
+        rig.clock.now += 75.0
+        await rig.pilot.press("d")
+        assert rows(rig)[0].strip() == f"link lost for 1m15: the diagnosis is of {wall_text(picture.sampled_at)}"
+        assert "! STAGE 1 stopped" in rows(rig)[1]

@@ -61,7 +61,9 @@ class DiagnosisScreen(Reader):
         model, link = self.console.model, self.console.model.link()
         ended = link.text if link.state == "ended" else ""
         known = self._known._replace(past=bool(ended) or not self.console.source.live)
-        made = diagnosis.page(model.shown.snapshot, known, width, self._off(), ended)
+        snapshot = model.shown.snapshot
+        old = "" if snapshot is None else diagnosis.old_text(link, snapshot.sampled_at)
+        made = diagnosis.page(snapshot, known, width, self._off(), ended, old)
         self._sections = made.sections
         return made.rows
 

@@ -15,6 +15,7 @@ from ppconsole.model.suggestion import Suggestion, suggestion
 from ppconsole.model.units import age_text, wall_text
 from ppconsole.model.waits import arrows
 from ppconsole.view import pipeline, step_table
+from ppconsole.view.banner import Link
 from ppconsole.view.cells import EMPTY, Row, clip, fit, row, width_of, wrap
 from ppconsole.view.drilldown import heading, stacks_rows
 from ppconsole.view.marks import faulty_places
@@ -51,17 +52,27 @@ def verdict_of(snapshot: Snapshot | None, known: Known) -> Verdict | None:
     return known.fault.verdict if known.fault is not None else None
 
 
-def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "", ended: str = "") -> Page:
+def old_text(link: Link, sampled_at: float) -> str:
+    """Return that the picture is old, and of which time; empty while the link is live or if this is the past."""
+    if link.live or link.state == "ended":
+        return ""
+    age = "" if link.age_s is None else f" for {age_text(link.age_s)}"
+    why = {"lost": f"link lost{age}", "stale": f"no sample{age}", "new-epoch": "the engine was restarted"}
+    return f"{why.get(link.state, link.state)}: the diagnosis is of {_clock(sampled_at)}"
+
+
+def page(snapshot: Snapshot | None, known: Known, width: int, off: str = "", ended: str = "", old: str = "") -> Page:
     """Return the whole screen for `width` cells. `off`: why no verb is possible now; empty when they are.
 
-    `ended`: when and why the engine ended.
+    `ended`: when and why the engine ended. `old`: since when no sample comes, and the time of the newest one.
     """
     if snapshot is None:
         return Page([row(("  waiting for the first sample", "dim"))], (0,))
     verdict = verdict_of(snapshot, known)
     head = [row((fit(f" {part}", width), "alert")) for part in wrap(ended, width - 2)] if ended else []
+    head += [row((fit(f"  {part}", width), "alert.warn")) for part in wrap(old, width - 2)] if old else []
     if verdict is not None or not ended:
-        head += _verdict(snapshot, known, verdict, width)
+        head += _verdict(snapshot, known, verdict, width, old=bool(old))
     if verdict is not None and root_verdict(snapshot) is not None:  # without a fault there is nothing to do
         head += _todo(suggestion(verdict.suggest), width, off)
     head += [heading("PIPELINE  an arrow points from a waiting stage to the one it waits for", width)]
@@ -98,18 +109,20 @@ def _beside(left: list[Row], right: list[Row], side: int) -> list[Row]:
     return found
 
 
-def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: int) -> list[Row]:
-    """Return the verdict, in bold; that there is no fault; or the fault at which the steps froze."""
+def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: int, *, old: bool) -> list[Row]:
+    """Return the verdict, in bold; that there is no fault, or in an `old` picture was none; or the last fault."""
+    good = "dim" if old else "ok"
     if verdict is None:
         state, message = snapshot.engine.state, clean(snapshot.engine.message)
         text = message if message.startswith(state) else f"{state}{f', {message}' if message else ''}"
-        return [row(("  no fault found", "ok"), (f": {text}", ""))]
+        found_none = "no fault found by then" if old else "no fault found"
+        return [row((f"  {found_none}", good), (f": {text}", good if old else ""))]
     now = root_verdict(snapshot)
     found = []
     if now is None:
         over = _healed_at(snapshot, known.fault)
-        text = f"  no fault now; this one was healed{f' at {_clock(over)}' if over else ''}"
-        found.append(row((fit(text, width), "ok")))
+        text = f"  no fault {'by then' if old else 'now'}; this one was healed{f' at {_clock(over)}' if over else ''}"
+        found.append(row((fit(text, width), good)))
     style = "alert" if verdict.root and now is not None and verdict.cause != "undetermined" else "alert.warn"
     name = f"! {headline(verdict)}" if now is not None else headline(verdict, over=True)
     found.append(row((fit(f" {name}, {_lasted(snapshot, known, verdict, over=now is None)} ", width), style)))
