@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -55,6 +57,27 @@ def test_a_signal_ends_the_bench_with_its_command(tmp_path: Path, monkeypatch: p
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "tiny", "--no-baseline"],
+        ["bench", "--help"],
+        ["plan", "tiny", "--cards", "2", "--gbps", "100", "--tflops", "10", "--memory", "1"],
+        ["plan", "--help"],
+    ],
+)
+def test_an_output_that_is_full_or_closed_is_no_crash(words: list[str]) -> None:
+    command = shlex.join([*COMMAND[:-1], *words])
+    full = subprocess.run(f"{command} >/dev/full", shell=True, stderr=subprocess.PIPE, text=True)
+    says = "error: the output or a temporary file cannot be written: No space left on device\n"
+    assert (full.returncode, full.stderr) == (1, says)
+    read, write = os.pipe()
+    os.close(read)
+    left = subprocess.run(shlex.split(command), stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (left.returncode, left.stderr) == (1, "")
 
 
 def _command(children: Path) -> bytes:

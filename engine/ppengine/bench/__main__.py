@@ -26,6 +26,7 @@ from ppengine.bench.command_line import (
     at_least_one,
     overdue_after,
     rate,
+    run,
     share,
     to_stderr,
 )
@@ -300,4 +301,4 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

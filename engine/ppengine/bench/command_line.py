@@ -4,13 +4,48 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import NoReturn
+
+from ppengine.protocol.error_text import PREFIX
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a full or broken disk."""
+_STDOUT = 1
+
+
+def run(command: Callable[[], int]) -> int:
+    """Run a command and return its exit code: 1 if its output cannot be written, with a line if it has a reader."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        return 1
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        _drop_output()
+        to_stderr(f"{PREFIX}the output or a temporary file cannot be written: {error.strerror}")
+        return 1
+    return code
+
+
+def _drop_output() -> None:
+    """Keep the rest of the buffer from raising again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
 
 
 class Parser(argparse.ArgumentParser):
     """Argument parser that reports an error in one line, as the CLI's verbs do."""
+
+    def print_help(self, file: object = None) -> None:
+        """Print the help to stdout; unlike the base class, raise OSError if it cannot be written."""
+        print(self.format_help(), end="", flush=True)
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with 2."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, rate, to_stderr
+from ppengine.bench.command_line import Overdue, Parser, above_zero, at_least_one, overdue_after, rate, run, to_stderr
 from ppengine.bench.costs import Costs, GivenRates, Load, costs_of_rates
 from ppengine.bench.host_rates import measured_host, write_small
 from ppengine.bench.layouts import Layout, Machine, all_layouts, choose, estimate, lay_out
@@ -247,4 +247,4 @@ def text(plan: Plan) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))
