@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from engines import wait_until
 from fake_vllm import install
 
 COMMAND = [sys.executable, "-m", "ppconsole", "bench"]
@@ -44,19 +43,23 @@ def test_a_run_says_where_its_time_went(tmp_path: Path, monkeypatch: pytest.Monk
     assert lines[-1].startswith("layers [4, 4]")
 
 
-def test_a_signal_ends_the_bench_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_bench_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    process = subprocess.Popen([*COMMAND, "tiny", "--no-baseline", "--rounds", "1000"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*COMMAND, "tiny", "--no-baseline", "--rounds", "1000"], stdout=subprocess.PIPE)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     try:
-        wait_until(lambda: b"ppengine.bench" in _command(children), "the bench runs", 30)
+        assert process.stdout is not None and process.stdout.readline()
+        assert b"ppengine.bench" in _command(children)
         bench = int(children.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
         assert not Path(f"/proc/{bench}").exists()
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from checkpoints import make_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.bench import __main__ as bench_main
+from ppengine.bench import command_line
 from ppengine.bench.__main__ import advice
 from ppengine.bench.breakdown import Breakdown, DeviceTimes, StageTimes, Times, slowest, table
 from ppengine.bench.rates import limit_seconds
@@ -278,3 +280,22 @@ def test_both_sides_have_a_round_that_does_not_count(
     assert '"ratio": 2.0' in out and "2.00 (from one pair; --rounds 3 gives a spread)" in out
     bench_main.against_baseline(None, iter(rounds), baseline, 2)  # type: ignore[arg-type]
     assert "2.00 (pairs 2.00 to 2.00)" in capfd.readouterr().out
+
+
+def test_a_ctrl_c_that_comes_twice_interrupts_once() -> None:
+    interrupts = []
+
+    def command() -> int:
+        for _ in range(2):  # The terminal sends one to the whole group, and the command passes its own on.
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                interrupts.append(1)
+        return 130
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert command_line.run(command) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(interrupts) == 1

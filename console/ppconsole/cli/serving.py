@@ -101,20 +101,21 @@ def _run_module(module: str, arguments: Sequence[str], what: str) -> int:
     from ppconsole.cli.launch import need_engine
 
     need_engine()
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
-    passed: list[int] = [signal.SIGINT]
+    process: subprocess.Popen[bytes] | None = None
+    passed: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
         passed.append(number)
-        process.send_signal(number)
+        if process is not None:
+            process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # The terminal's Ctrl-C reaches both of us; the module takes it once.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)  # else it would go on by itself
-    while True:
-        try:
-            return _exit_code(process.wait(), what, passed[-1])
-        except KeyboardInterrupt:
-            continue  # the terminal's Ctrl-C reached it too; it cleans up and ends
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+    if passed:
+        process.send_signal(passed[-1])
+    return _exit_code(process.wait(), what, passed[-1] if passed else None)
 
 
 def profile_arguments(profile: str, settings: Sequence[str], name: str | None, allow_faults: bool = False) -> list[str]:

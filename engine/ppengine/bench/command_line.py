@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -16,10 +17,13 @@ from ppengine.protocol.error_text import PREFIX
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk."""
 _STDOUT = 1
+ONCE_S = 2.0
+"""Seconds in which interrupts are one: Ctrl-C reaches this process, and the command that passes it on."""
 
 
 def run(command: Callable[[], int]) -> int:
     """Run a command and return its exit code: 1 if its output cannot be written, with a line if it has a reader."""
+    _interrupt_once()
     try:
         code = command()
         sys.stdout.flush()
@@ -33,6 +37,19 @@ def run(command: Callable[[], int]) -> int:
         to_stderr(f"{PREFIX}the output or a temporary file cannot be written: {error.strerror}")
         return 1
     return code
+
+
+def _interrupt_once() -> None:
+    """Let one Ctrl-C be one KeyboardInterrupt: a second one would interrupt the cleaning up after the first."""
+    newest = -ONCE_S
+
+    def interrupt(*_: object) -> None:
+        nonlocal newest
+        if time.monotonic() - newest >= ONCE_S:
+            newest = time.monotonic()
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def _drop_output() -> None:
