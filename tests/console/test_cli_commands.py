@@ -850,6 +850,13 @@ def test_replay_of_what_is_no_recording(cli: Cli, tmp_path: Path) -> None:
     assert cli("replay", str(tmp_path / "none")).code == 1
 
 
+@pytest.mark.parametrize("command", ["record", "export"])
+def test_a_file_in_a_missing_folder_is_refused_with_that_folder(cli: Cli, tmp_path: Path, command: str) -> None:
+    run = cli(command, str(tmp_path / "reprots" / "today" / "a.zip"))
+    assert run.code == 1 and not (tmp_path / "reprots").exists()
+    assert run.err.endswith(f"a.zip cannot be written: there is no folder {tmp_path / 'reprots'}\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_record_ends_well_on_a_signal(cli: Cli, fake: FakeGateway, tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "c.ppr"

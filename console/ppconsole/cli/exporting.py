@@ -11,7 +11,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.incidents import find_incident
-from ppconsole.cli.options import Common, engine_option, json_option, timeout_option
+from ppconsole.cli.options import Common, NewFile, engine_option, json_option, timeout_option
 from ppconsole.cli.session import ATTACH_S, opened, print_json, run, say
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ EVENTS_MOST = 10_000
 
 
 @click.command("export")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NewFile())
 @engine_option
 @click.option("--incident", metavar="ID", help="A fault that was, in place of the present state.")
 @click.option("--with-text", is_flag=True, help="Prompts, outputs and log lines, too.")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +38,21 @@ class Effect:
     reason: str = ""
     if_rev: int | None = None
     override: bool = False
+
+
+class NewFile(click.Path):
+    """A file to write. A folder that is missing is named before the engine is asked for anything."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path. Raises Failure without its folder."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        absent = [folder for folder in path.parents if not os.path.lexists(folder)]
+        if absent:
+            raise exits.Failure(f"{path} cannot be written: there is no folder {absent[-1]}")
+        return path
 
 
 def timeout_option(text: str) -> Callable[[Command], Command]:

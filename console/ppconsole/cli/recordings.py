@@ -11,7 +11,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.incidents import find_incident
-from ppconsole.cli.options import SECONDS, Common, engine_option, json_option, timeout_option
+from ppconsole.cli.options import SECONDS, Common, NewFile, engine_option, json_option, timeout_option
 from ppconsole.cli.session import attached, find, find_any, print_json, run, say
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SAMPLE = SAMPLES / "sample.ppr"
 
 
 @click.command("record")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=NewFile())
 @engine_option
 @click.option("--seconds", type=SECONDS, metavar="S", help="Stop by itself after S seconds.")
 @click.option("--slow", is_flag=True, help="One snapshot a second in place of ten.")
