@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from ppengine.diagnosis.tier_evidence import StoreEvidence
-from ppengine.gateway import all_incidents, incident_log
+from ppengine.gateway import all_incidents, fault_record, incident_log
 from ppengine.gateway.all_incidents import Incidents
-from ppengine.gateway.fault_record import RESUME_S
+from ppengine.gateway.fault_record import RESUME_S, FaultRecorder
 from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import AROUND_S
 from ppengine.protocol.incidents import Incident, incident_folders, newest_incident, read_incident
 from ppengine.protocol.inspection import FaultDetail
-from ppengine.protocol.snapshot import Event, Verdict
+from ppengine.protocol.snapshot import Cause, Event, Verdict
 from test_incident_log import Clock, served
 
 HTTP = Verdict(stage=None, cause="process", summary="http0 is stopped", since_s=0.5)
@@ -25,7 +25,7 @@ STAGE = Verdict(stage=1, cause="stopped", summary="stage 1 is stopped", since_s=
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (all_incidents, incident_log):
+    for module in (all_incidents, fault_record, incident_log):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -43,7 +43,7 @@ def test_a_stopped_process_is_an_incident_until_nothing_shows_it(tmp_path: Path,
     every.look(None, [HTTP])
     (begun,) = kept(tmp_path)
     assert (begun.info.number, begun.info.stage, begun.info.cause, begun.info.ended) == (1, None, "process", "")
-    assert begun.info.wall == pytest.approx(clock.now - 0.5) and begun.fault.missing == ["steps went on"]
+    assert begun.info.wall == pytest.approx(clock.now - 0.5) and begun.fault.missing == ["no step waits for it"]
     clock.now += 30
     every.note_event(Event(seq=1, wall=clock.now, kind="stage.continued", text="stage 1 is continued"))
     every.look(None, [replace(HTTP, since_s=30.5)])
@@ -93,6 +93,37 @@ def test_an_incident_is_of_the_process_that_began_it(tmp_path: Path, clock: Cloc
     assert (second.info.summary, second.consequences) == (http, [])
     assert first.info.over_wall == pytest.approx(first.info.wall + 8.5)
     assert second.info.over_wall == pytest.approx(second.info.wall + 6.5), "it began beside the first"
+
+
+@pytest.mark.parametrize("cause", ["disk_full", "out_of_files"])
+def test_a_stage_that_is_stopped_while_something_is_short_has_a_record_of_its_own(
+    tmp_path: Path, clock: Clock, cause: Cause
+) -> None:
+    every, recorder = incidents(tmp_path), FaultRecorder(lambda question: "")
+
+    def look(*verdicts: Verdict) -> None:
+        recorder.look(list(verdicts), [], [1, 1])
+        every.look(recorder.kept, verdicts)
+        clock.now += 5
+
+    short = Verdict(stage=None, cause=cause, summary="no room in the run folder", since_s=1.0)
+    look(short)
+    look(STAGE, short)
+    look(short)
+    assert [(one.info.stage, one.info.cause, bool(one.info.ended)) for one in kept(tmp_path)] == [
+        (None, cause, False), (1, "stopped", True),
+    ]  # fmt: skip
+    assert recorder.kept is not None and recorder.kept.verdict == STAGE
+
+
+def test_a_stage_that_cannot_start_for_a_full_disk_is_a_fault_of_the_pipeline(tmp_path: Path) -> None:
+    recorder = FaultRecorder(lambda question: "")
+    recorder.look([Verdict(stage=1, cause="disk_full", summary="it could not be started", since_s=1.0)], [], [1, 1])
+    assert recorder.kept is not None
+    incidents(tmp_path).look(recorder.kept, [recorder.kept.verdict])
+    assert [one.info.stage for one in kept(tmp_path)] == [1]
+    found = newest_incident(tmp_path)
+    assert found is not None and newest_incident(tmp_path, "disk_full") is None
 
 
 def test_an_incident_keeps_the_cause_that_began_it(tmp_path: Path, clock: Clock) -> None:

@@ -69,6 +69,7 @@ def test_full_folders_are_one_verdict_with_each_of_them() -> None:
     assert (verdict.stage, verdict.cause) == (None, "disk_full")
     assert verdict.summary == "no room in the x, 0 B free of 9 B: /run/a"
     assert verdict.evidence[:2] == ["/run/a (x): 0 B free of 9 B", "/run/b (x): 0 B free of 9 B"]
+    assert not any("steps go on" in line for line in verdict.evidence), "it cannot know"
     assert verdict.suggest.startswith("df /run/a;")
 
 

@@ -9,7 +9,7 @@ from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo
+from ppengine.protocol.snapshot import IncidentInfo, is_beside
 
 from ppconsole.model.folding import alike
 from ppconsole.model.ranks import short
@@ -59,7 +59,7 @@ def incident_words(info: IncidentInfo, now: float) -> str:
 def where(info: IncidentInfo) -> str:
     """Return the place of an incident in tables: `1`, `1.0` if one rank of the stage is meant, `core`, or `-`."""
     if info.stage is None:
-        return "-" if info.cause in OUTSIDE_STEPS else "core"
+        return "-" if is_beside(info.cause, info.stage) else "core"
     return str(info.stage) if info.rank is None else short(Place(info.stage, info.rank), ranked=True)
 
 

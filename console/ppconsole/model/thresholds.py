@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo, Snapshot
+from ppengine.protocol.snapshot import IncidentInfo, Snapshot, is_beside
 
 from ppconsole.model.safe import clean
 from ppconsole.model.trends import Point, measure
@@ -190,7 +190,7 @@ class Watches:
 
 def _place(info: IncidentInfo) -> str:
     """Return the place where one incident lasts at a time: the pipeline, or a cause beside it."""
-    return info.cause if info.cause in OUTSIDE_STEPS else ""
+    return info.cause if is_beside(info.cause, info.stage) else ""
 
 
 def _alarm(index: int, watch: _Watch, point: Point, incident: int | None) -> Alarm:

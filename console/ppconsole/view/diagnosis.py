@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, IncidentInfo, Snapshot, Verdict
+from ppengine.protocol.snapshot import IncidentInfo, Snapshot, Verdict, is_beside
 
 from ppconsole.model.facts import headline, root_verdict
 from ppconsole.model.ranks import place_of, words
@@ -156,8 +156,8 @@ def _incident_of(snapshot: Snapshot, fault: FaultDetail) -> IncidentInfo | None:
     info, verdict = snapshot.incident, fault.verdict
     if info is None or info.wall > fault.wall or (info.stage, info.rank) != (verdict.stage, verdict.rank):
         return None
-    # A store or a process has no stage either, as the core.
-    return info if (info.cause in OUTSIDE_STEPS) == (verdict.cause in OUTSIDE_STEPS) else None
+    # A store, a process or a disk has no stage either, as the core.
+    return info if is_beside(info.cause, info.stage) == is_beside(verdict.cause, verdict.stage) else None
 
 
 def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:

@@ -6,7 +6,7 @@ from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.evidence import Shortage
 from ppengine.protocol.snapshot import Verdict
 
-_GOES_ON = "requests and steps go on; logs, history and journal lack what comes meanwhile"
+_NO_STEP = "no step waits for room there; logs, history and journal lack what comes meanwhile"
 _REFUSED = "commands without room for their line in the audit log are refused; stop is not"
 
 
@@ -37,6 +37,6 @@ def _disk_full(disks: list[Shortage]) -> Verdict:
         cause="disk_full",
         summary=f"no room in the {use}, {disks[0].figure}: {path}",
         since_s=max(one.since_s for one in disks),
-        evidence=[*(f"{one.where}: {one.figure}" for one in disks), _GOES_ON, _REFUSED],
+        evidence=[*(f"{one.where}: {one.figure}" for one in disks), _NO_STEP, _REFUSED],
         suggest=f"df {path}; make room there, the engine goes on by itself",
     )

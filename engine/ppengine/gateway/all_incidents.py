@@ -1,4 +1,4 @@
-"""All incidents of the engine: of the pipeline, and beside it, where a process or a store is at fault and steps go on.
+"""All incidents of the engine: of the pipeline, and those with which steps go on: of processes, stores and disks.
 
 Both may last at once, and neither hides the other.
 """
@@ -17,7 +17,7 @@ from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import IncidentLog, Numbers, subject
 from ppengine.protocol.facts import Serving
 from ppengine.protocol.inspection import FaultDetail
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Event, IncidentInfo, Verdict
+from ppengine.protocol.snapshot import BESIDE_STEPS, Cause, Event, IncidentInfo, Verdict, is_beside
 
 
 class BesideRecord:
@@ -39,7 +39,8 @@ class BesideRecord:
 
     def look(self, verdicts: Sequence[Verdict]) -> None:
         """Begin, follow or end the record."""
-        verdict = next((one for one in verdicts if one.root and one.cause == self._cause), None)
+        mine = (one for one in verdicts if one.root and one.cause == self._cause and is_beside(one.cause, one.stage))
+        verdict = next(mine, None)
         kept, now = self.kept, time.monotonic()
         named = [] if verdict is None else [verdict.summary, *_also(verdict)]
         self.others = []
@@ -56,7 +57,7 @@ class BesideRecord:
         if verdict is not None:
             number, self._begun = 1 if kept is None else kept.number + 1, now
             self.kept = FaultDetail(
-                number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["steps went on"]
+                number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["no step waits for it"]
             )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ class Incidents:
         """`folder`: of the engine's kept files; incidents of a gateway before this one are counted on."""
         numbers = Numbers(folder)
         self._pipeline = IncidentLog(folder, history, numbers)
-        beside = {cause: IncidentLog(folder, history, numbers, cause) for cause in OUTSIDE_STEPS}
+        beside = {cause: IncidentLog(folder, history, numbers, cause) for cause in BESIDE_STEPS}
         self._beside = [(BesideRecord(cause, log.resumed), log) for cause, log in beside.items()]
         self._logs = [self._pipeline, *beside.values()]
 

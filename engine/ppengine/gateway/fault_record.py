@@ -13,7 +13,7 @@ import msgspec
 from ppengine.protocol import frames
 from ppengine.protocol.control import Failed, Inspect, Inspected
 from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Verdict, WaitInfo
+from ppengine.protocol.snapshot import Cause, Verdict, WaitInfo, is_beside
 
 NONCE = -2
 """Nonce of the question for the rings."""
@@ -67,7 +67,7 @@ class FaultRecorder:
         A fault that begins during the recorded one may be its consequence: its record begins after that one is over.
         """
         # A fault outside of all steps has no last steps, and must not hide the begin of another one.
-        verdicts = [verdict for verdict in verdicts if verdict.root and verdict.cause not in OUTSIDE_STEPS]
+        verdicts = [verdict for verdict in verdicts if verdict.root and not is_beside(verdict.cause, verdict.stage)]
         roots = {_who(verdict): verdict for verdict in reversed(verdicts)}
         if self.kept is not None and self.kept.over_wall is None:
             who = _who(self.kept.verdict)

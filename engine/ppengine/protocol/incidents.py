@@ -9,7 +9,7 @@ import msgspec
 
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.json_files import read_json_file
-from ppengine.protocol.snapshot import OUTSIDE_STEPS, Cause, Event, IncidentInfo
+from ppengine.protocol.snapshot import Cause, Event, IncidentInfo, is_beside
 
 FILE = "incident.json"
 
@@ -44,8 +44,8 @@ def newest_incident(engine_folder: Path, beside: Cause | None = None) -> Inciden
     """
     for folder in reversed(incident_folders(engine_folder)):
         with contextlib.suppress(OSError, ValueError):
-            cause = read_info(folder).cause
-            if (cause if cause in OUTSIDE_STEPS else None) == beside:
+            info = read_info(folder)
+            if (info.cause if is_beside(info.cause, info.stage) else None) == beside:
                 return read_incident(folder)
     return None
 

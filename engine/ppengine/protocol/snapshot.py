@@ -26,6 +26,13 @@ Cause = Literal[
 ]  # fmt: skip
 OUTSIDE_STEPS: tuple[Cause, ...] = ("process", "store")
 """Causes of faults with which steps go on: a process beside the pipeline, or a store, is stopped or hangs."""
+BESIDE_STEPS: tuple[Cause, ...] = (*OUTSIDE_STEPS, "out_of_files", "disk_full")
+"""Causes whose faults without a stage are incidents of their own, and may last beside one of the pipeline."""
+
+
+def is_beside(cause: Cause, stage: int | None) -> bool:
+    """Return whether no step waits for a fault. A stage that has ended for a full disk is a fault of the pipeline."""
+    return stage is None and cause in BESIDE_STEPS
 
 
 class ChecksInfo(msgspec.Struct, kw_only=True):
