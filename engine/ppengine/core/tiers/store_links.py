@@ -102,13 +102,23 @@ class StoreLinks:
         return {record.place: record.ready for record in self._stages if record.ready is not None}
 
     def why_not_kind(self, kind: str) -> str:
-        """Return why a store cannot open backends of a kind, in one line; empty: all that have come can."""
-        for record in self.records.values():
-            if record.kinds and kind not in record.kinds:
-                return f"{record.name} has no backend of kind {kind}; it has {', '.join(record.kinds)}"
-            if lack := record.kinds.get(kind):
-                return f"{kind} {lack}"
-        return ""
+        """Return why a store cannot open backends of a kind, in one line; empty: all that have come can.
+
+        A store looks for packages when it starts, so the line names the processes that have to be replaced.
+        """
+        lacking = [one for one in self.records.values() if one.kinds and one.kinds.get(kind, "it is not there")]
+        if not lacking:
+            return ""
+        first = lacking[0]
+        why = f"{first.name} has no backend of kind {kind}; it has {', '.join(first.kinds)}"
+        if kind in first.kinds:
+            why = f"{kind} {first.kinds[kind]}"
+        pids: dict[str, list[str]] = {}
+        for one in lacking:
+            if one.pid is not None:
+                pids.setdefault(f" on {one.node}" if one.node else "", []).append(str(one.pid))
+        kills = ", ".join(f"kill {' '.join(some)}{node}" for node, some in pids.items())
+        return f"{why}. If it was installed since: {kills}; new stores start and find it" if kills else why
 
     @property
     def private_slots(self) -> str:
