@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rclone_server
@@ -97,6 +99,67 @@ def test_an_object_that_the_server_has_dropped_is_no_longer_counted(valkey: Cont
         read(backend, "0.0/ab/1")
     assert backend.usage().used_bytes == 0
     backend.close()
+
+
+def shrink(backend: Any, share: float) -> None:
+    """Let the server evict keys by itself until it has a share of its memory, and keep what is left."""
+    client = backend._client
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    before = client.info("stats")["evicted_keys"]
+    client.config_set("maxmemory", int(client.info("memory")["used_memory"] * share))
+    client.set("other", "x")
+    wait_until(lambda: client.info("stats")["evicted_keys"] > before, "the server evicts")
+    client.config_set("maxmemory", 0)
+
+
+def objects(backend: Any) -> int:
+    return len(backend._client.keys("ppkv:0.0/*"))
+
+
+def test_objects_that_the_server_has_evicted_are_not_counted(valkey: Contract, server: Server) -> None:
+    backend = valkey.open(quota=400 * SIZE)
+    for number in range(300):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    time.sleep(2.1)  # The server's clock of uses counts seconds.
+    assert backend.usage().used_bytes == 300 * SIZE
+    idle = backend._client.object("idletime", "ppkv:0.0/ab/0")  # type: ignore[attr-defined]
+    assert idle >= 2, "a look is no use of an object"
+    shrink(backend, 0.6)
+    left = objects(backend)
+    assert 0 < left < 300 and backend.usage().used_bytes == left * SIZE
+    for number in range(300, 900):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    assert objects(backend) <= 400 and backend.usage().used_bytes == objects(backend) * SIZE, "the quota holds"
+    backend.close()
+
+
+@pytest.mark.parametrize("lost", [["uses"], ["sizes"], ["used", "clock"], ["clock"], ["sizes", "used"]])
+def test_evicted_books_are_written_again(valkey: Contract, server: Server, lost: list[str]) -> None:
+    backend = valkey.open(quota=4 * SIZE)
+    for number in range(4):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    client = backend._client  # type: ignore[attr-defined]
+    backend.usage()
+    client.delete(*(f"ppkv:0.0:{name}" for name in lost))
+    backend._dropped = 7  # type: ignore[attr-defined]  # as if the server had said so
+    assert backend.usage().used_bytes == 4 * SIZE
+    read(backend, "0.0/ab/0")
+    for number in (4, 5):
+        backend.write(f"0.0/ab/{number}", page_view(bytes(SIZE)))
+    found = backend.find([f"0.0/ab/{number}" for number in range(6)])
+    assert sum(found) == 4 and found[0] and found[4:] == [True, True] and backend.usage().used_bytes == 4 * SIZE
+    backend.close()
+
+
+def test_a_server_that_says_nothing_of_evictions_is_asked_for_usage(valkey: Contract, server: Server) -> None:
+    first = valkey.open()
+    client = first._client  # type: ignore[attr-defined]
+    client.acl_setuser("plain", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all", "-@dangerous"])
+    plain = Contract(lambda: make_backend("valkey"), server.url.replace("unix://", "unix://plain:pw@")).open()
+    plain.write("0.0/ab/1", page_view(bytes(SIZE)))
+    assert plain.usage().used_bytes == SIZE
+    first.close()
+    plain.close()
 
 
 def test_a_server_without_room_says_so_first(valkey: Contract, server: Server) -> None:

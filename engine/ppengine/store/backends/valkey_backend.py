@@ -3,10 +3,14 @@
 Keys begin with `ppkv:`. Sizes and times of use of each part are a hash and a sorted set in the server, so engines that
 share it count alike. Scripts keep them together with the objects. A cluster of servers is not supported, since a script
 changes several keys.
+
+A server with `maxmemory` may evict objects, and these keys as well. Its count of evicted keys says so, and then all
+names are looked at, some at each call of `usage`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -26,7 +30,9 @@ READ_BYTES = 2**20
 CUT_BYTES = 6000
 """Longer arguments are sent without a copy."""
 BATCH = 256
-"""Objects that one script deletes."""
+"""Objects that one script deletes or looks at."""
+LOOKS = 16
+"""Batches that one call of `usage` looks at. A batch keeps the server busy for some 0.3 ms."""
 
 # KEYS: object, uses, sizes, used, clock. ARGV: name, bytes.
 _WRITE = """
@@ -51,6 +57,41 @@ for place, name in ipairs(ARGV) do
 end
 return gone
 """
+# KEYS: uses, sizes, used; behind them objects. ARGV: their names. Returns the number of those that are missing.
+# EXISTS is no use of an object, unlike STRLEN: the server goes on to evict those that were not used for long.
+_CHECK = """
+local gone = 0
+for place, name in ipairs(ARGV) do
+    local known = redis.call('HGET', KEYS[2], name)
+    if redis.call('EXISTS', KEYS[3 + place]) == 0 then
+        redis.call('ZREM', KEYS[1], name)
+        if known then
+            redis.call('HDEL', KEYS[2], name)
+            redis.call('DECRBY', KEYS[3], known)
+        end
+        gone = gone + 1
+    elseif not known then
+        local size = redis.call('STRLEN', KEYS[3 + place])
+        redis.call('HSET', KEYS[2], name, size)
+        redis.call('INCRBY', KEYS[3], size)
+    end
+end
+return gone
+"""
+# KEYS: uses, sizes, used, clock. Makes those that are missing again, as far as the others have it.
+_REPAIR = """
+local there = redis.call('EXISTS', KEYS[1]) + redis.call('EXISTS', KEYS[2])
+if there == 2 and redis.call('EXISTS', KEYS[3], KEYS[4]) == 2 then return end
+local sum = 0
+local found = redis.call('HGETALL', KEYS[2])
+for place = 1, #found, 2 do
+    sum = sum + found[place + 1]
+    redis.call('ZADD', KEYS[1], 'NX', 0, found[place])
+end
+redis.call('SET', KEYS[3], sum)
+local newest = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+redis.call('SETNX', KEYS[4], newest[2] or 0)
+"""
 
 
 class ValkeyBackend(Backend):
@@ -59,6 +100,11 @@ class ValkeyBackend(Backend):
     def __init__(self) -> None:
         self._client: Any = None
         self._evicted = 0
+        self._looking = threading.Lock()
+        self._dropped: int | None = -1
+        """The server's count of evicted keys at the newest look; None: it does not say."""
+        self._unseen: dict[str, int] = {}
+        """Parts whose names are not all looked at since then, and how many were."""
 
     @override
     def open(self, config: BackendOptions, layout: Layout) -> None:
@@ -79,6 +125,8 @@ class ValkeyBackend(Backend):
         self._client.ping()
         self._write = self._client.register_script(_WRITE)
         self._delete = self._client.register_script(_DELETE)
+        self._check = self._client.register_script(_CHECK)
+        self._repair = self._client.register_script(_REPAIR)
 
     @override
     def find(self, keys: Sequence[str]) -> list[bool]:
@@ -92,7 +140,7 @@ class ValkeyBackend(Backend):
         uses, _, _, clock = _books(key)
         data = cast("bytes | None", self._client.get(PREFIX + key))
         if data is None:
-            self._remove([key])
+            self._forget_missing([key])
             raise KeyError(key)
         if len(data) <= len(into):
             into[: len(data)] = data
@@ -119,6 +167,8 @@ class ValkeyBackend(Backend):
 
     @override
     def usage(self) -> Usage:
+        with self._looking:
+            self._look()
         return Usage(self._used(), self._evicted)
 
     @override
@@ -134,6 +184,37 @@ class ValkeyBackend(Backend):
     def _names(self, key: str) -> list[str]:
         """Return the names of all objects of the part of `key`, the least recently used first."""
         return [name.decode() for name in self._client.zrange(_books(key)[0], 0, -1)]
+
+    def _look(self) -> None:
+        """Look for objects that the server has evicted, if it has evicted any key since the look before.
+
+        Keys that were used a moment ago are evicted last, so those of the books are touched.
+        """
+        books = [_books(f"{part}/") for part in self._parts]
+        self._client.touch(*(key for each in books for key in each))
+        if (dropped := self._dropped_keys()) != self._dropped:
+            self._dropped, self._unseen = dropped, dict.fromkeys(self._parts, 0)
+            for each in books:
+                self._repair(keys=each)
+        for _ in range(LOOKS):
+            if not self._unseen:
+                return
+            part, first = next(iter(self._unseen.items()))
+            names = self._client.zrange(_books(f"{part}/")[0], first, first + BATCH - 1)
+            if names:
+                self._unseen[part] += len(names) - self._forget_missing([name.decode() for name in names])
+            else:
+                del self._unseen[part]
+
+    def _dropped_keys(self) -> int | None:
+        try:
+            return cast("int | None", self._client.info("stats").get("evicted_keys"))
+        except ResponseError:  # The user of the URL may not ask.
+            return None
+
+    def _forget_missing(self, names: Sequence[str]) -> int:
+        objects = [PREFIX + name for name in names]
+        return int(self._check(keys=[*_books(names[0])[:3], *objects], args=list(names)))
 
     def _remove(self, names: Sequence[str]) -> int:
         gone = 0
