@@ -18,7 +18,7 @@ from ppengine.agent import stack_dumps
 from ppengine.agent.agent import CALM_S, Sampler, StackServer, is_calm
 from ppengine.agent.process_watch import OomKills
 from ppengine.agent.stack_dumps import Ability
-from ppengine.agent.stage_watch import StageWatch
+from ppengine.agent.stage_watch import RingFile, StageWatch
 from ppengine.common import procfs
 from ppengine.common.ptrace_pauses import PtracePauses
 from ppengine.common.ring import MAP_RING, Kind, RingWriter, Word
@@ -199,6 +199,27 @@ def test_time_without_a_core_is_excused_by_a_full_host_of_the_same_moment(config
         waited_ns = 1_000_000_000
         (seen,) = sampler.look().stages
         assert seen.starved is None
+
+
+def test_an_agent_that_loses_its_core_while_it_reads_sees_no_old_state_as_lasting(tmp_path, monkeypatch):
+    path = tmp_path / "main.ring"
+    ring = RingWriter(path, "main", 0, 0)
+    ring.end(ring.begin(Kind.FORWARD))
+    watch = StageWatch(0, 0)
+    watch.update({"main": (path, 1)})
+    read, reads = RingFile.read, []
+
+    def late(file):
+        read(file)
+        reads.append(file)
+        if len(reads) == 1:
+            time.sleep(0.4)
+            ring.begin(Kind.FORWARD)
+
+    monkeypatch.setattr(RingFile, "read", late)
+    seen = watch.look()
+    assert len(reads) == 2 and seen.op == "forward" and seen.progress_age_ms < 400.0
+    watch.close()
 
 
 def test_a_thread_that_maps_is_seen_at_it_and_its_dead_predecessor_is_not(tmp_path):

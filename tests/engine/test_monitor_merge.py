@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from monitor_helpers import MIB, core_report, make_config, processes, remove, sample, stage_process, view
 from ppengine.common.ptrace_pauses import PauseFilter, PauseHistory, PtracePauses
+from ppengine.diagnosis import diagnose
 from ppengine.diagnosis.fault_log import FaultLog
 from ppengine.diagnosis.process_history import Sighting
 from ppengine.diagnosis.tracker import EvidenceTracker, newest_process
@@ -413,6 +414,18 @@ def test_a_late_tick_counts_from_its_second_look_and_not_over_a_stop(config):
     teller.at(2.0, [sample(0, tick_age_ms=900.0, process_state="T")])
     seen = teller.at(9.0, [sample(0, tick_age_ms=7900.0)]).stages[0]
     assert (seen.tick_age_s, seen.tick_stale_for_s) == (0.0, None), "it has just been continued"
+
+
+def test_two_late_ticks_are_not_one_that_is_seen_twice(config):
+    """Without a free core the control thread is late again and again, and the agent looks seldom."""
+    teller, late = Teller(config), {"progress_age_ms": 1500.0, "op": "receive", "op_peer": 0}
+    for second in (1.0, 2.6, 4.3, 5.8):
+        seen = teller.at(second, [sample(0, tick_age_ms=1400.0, **late)])
+        assert seen.stages[0].tick_stale_for_s == 0.0, "it has ticked since the look before"
+        assert [one for one in diagnose(seen) if one.cause == "gil_held"] == []
+    seen = teller.at(6.2, [sample(0, tick_age_ms=1750.0, **late)])  # The agent was late with one of them.
+    assert seen.stages[0].tick_stale_for_s == pytest.approx(0.4)
+    assert [one.stage for one in diagnose(seen) if one.cause == "gil_held"] == [0]
 
 
 @pytest.mark.parametrize("state", ["paused", "draining", "resizing", "degraded", "loading"])

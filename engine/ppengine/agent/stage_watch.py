@@ -27,6 +27,8 @@ _MESSAGE_RINGS = frozenset({"send", "receive"})
 """Rings whose records are messages; the thousands of others are not searched for one."""
 DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
+_READINGS, _AT_ONCE_NS = 3, 50_000_000
+"""Most readings of the rings for one sample, and the longest that is of one moment: one takes a millisecond or less."""
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -118,9 +120,7 @@ class StageWatch:
         main, past = self._files.get("main"), self._history
         if main is None:
             return None
-        for file in self._files.values():
-            file.read()
-        now_ns, process, control = time.monotonic_ns(), self._process, self._files.get("control")
+        now_ns, process, control = self._read(), self._process, self._files.get("control")
         seen = process.look()
         full_ns = None if host is None else host.full_ns
         if process.look_slowly(
@@ -133,6 +133,20 @@ class StageWatch:
             ran_ns = None if seen.thread is None or self.by_device else int(seen.thread.cpu_s * 1e9)
             past.pace.close(now_ns, Totals(*waits, beside_ns, ran_ns))
         return self._sample(main, seen, now_ns)
+
+    def _read(self) -> int:
+        """Read the rings and return the time of that.
+
+        If the agent lost its core in between, an operation that has ended since would seem to last.
+        """
+        for _ in range(_READINGS):
+            begun_ns = time.monotonic_ns()
+            for file in self._files.values():
+                file.read()
+            now_ns = time.monotonic_ns()
+            if now_ns - begun_ns <= _AT_ONCE_NS:
+                break
+        return now_ns
 
     def _sample(self, main: RingFile, seen: ProcessLook, now_ns: int) -> StageSample:
         past, process, (stat, thread, alive, waited_ns, groups) = self._history, self._process, seen

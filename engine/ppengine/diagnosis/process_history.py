@@ -12,6 +12,8 @@ from ppengine.protocol.stage_samples import TRACED, StageSample
 
 TICK_OLD_S = 1.0
 """Age in seconds from which a tick is old: the control thread ticks ten times a second."""
+_SAME_TICK_NS = 500_000_000
+"""Two old ticks are farther apart than `TICK_OLD_S`. Reports of one tick differ by the delay of the agent."""
 OOM_WINDOW_NS, OOM_LATE_NS = 3_000_000_000, 1_500_000_000
 """Nanoseconds around a death in which a kill counts: the kernel counts it early, and the agent reads it late."""
 
@@ -67,6 +69,9 @@ class ProcessHistory(msgspec.Struct):
     dead_ns: int | None = None
     resumed_ns: int | None = None
     stale: Run | None = None
+    """The looks that found one tick old."""
+    stale_tick_ns: int = 0
+    """Time of that tick."""
     kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
     """Counts of out-of-memory kills with their times, over `OOM_WINDOW_NS`."""
     grown: int | None = None
@@ -107,13 +112,17 @@ class ProcessHistory(msgspec.Struct):
         """Return an age in seconds without the time of a stop."""
         return age_s if self.resumed_ns is None else min(age_s, (at_ns - self.resumed_ns) / 1e9)
 
-    def note_tick(self, age_s: float, at_ns: int) -> float:
-        """Enter the age of the control thread's tick; return it without the time of a stop."""
+    def note_tick(self, age_s: float, at_ns: int, tick_ns: int) -> float:
+        """Enter the age of the control thread's tick, of `tick_ns`; return it without the time of a stop.
+
+        On a host without a free core the thread may tick between two looks and be late at both.
+        """
         age_s = self.since_resumed(age_s, at_ns)
         if age_s < TICK_OLD_S or self.stopped is not None:
             self.stale = None
+        elif self.stale is None or tick_ns - self.stale_tick_ns > _SAME_TICK_NS:
+            self.stale, self.stale_tick_ns = Run(at_ns, at_ns), tick_ns
         else:
-            self.stale = self.stale or Run(at_ns, at_ns)
             self.stale.last_ns = max(self.stale.last_ns, at_ns)
         return age_s
 

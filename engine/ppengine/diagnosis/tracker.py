@@ -228,7 +228,8 @@ class EvidenceTracker:
         if history.note_state(_stop_state(state.state, state.frozen), state.mono_ns):
             self._retired_ns = now_ns  # It resumes its work: the time limit for it restarts.
         tick = self._without_pauses(_seconds(sample.tick_age_ms), seen.mono_ns)
-        tick = None if tick is None else history.note_tick(tick, seen.mono_ns)
+        if tick is not None:
+            tick = history.note_tick(tick, seen.mono_ns, seen.mono_ns - int((sample.tick_age_ms or 0.0) * 1e6))
         progress = self._without_pauses(_seconds(sample.progress_age_ms), seen.mono_ns)
         progress = None if progress is None else history.since_resumed(progress, seen.mono_ns)
         op_age = self._without_pauses(_seconds(sample.op_age_ms), seen.mono_ns)
