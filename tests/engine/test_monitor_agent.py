@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from threading import Thread
@@ -220,6 +221,28 @@ def test_an_agent_that_loses_its_core_while_it_reads_sees_no_old_state_as_lastin
     seen = watch.look()
     assert len(reads) == 2 and seen.op == "forward" and seen.progress_age_ms < 400.0
     watch.close()
+
+
+def test_the_state_of_a_control_thread_is_read_while_its_tick_is_late(tmp_path):
+    paths = {name: (tmp_path / f"{name}.ring", k) for k, name in enumerate(("main", "control"), 1)}
+    RingWriter(paths["main"][0], "main", 0, 0)
+    control, over = RingWriter(paths["control"][0], "control", 0, 0), threading.Event()
+    waits = threading.Thread(target=over.wait)
+    waits.start()
+    try:
+        control.name_thread(waits.native_id)
+        watch = StageWatch(0, 0)
+        watch.update(paths)
+        control.thread_tick()
+        assert watch.look().control_state is None
+        time.sleep(0.6)
+        assert watch.look().control_state == "S"
+        control.name_thread(0)  # As a stage of an older version.
+        assert watch.look().control_state is None
+        watch.close()
+    finally:
+        over.set()
+        waits.join()
 
 
 def test_a_thread_that_maps_is_seen_at_it_and_its_dead_predecessor_is_not(tmp_path):

@@ -428,6 +428,21 @@ def test_two_late_ticks_are_not_one_that_is_seen_twice(config):
     assert [one.stage for one in diagnose(seen) if one.cause == "gil_held"] == [0]
 
 
+def test_a_control_thread_without_a_core_does_not_wait_for_the_gil(config):
+    """Its main thread waits for another stage meanwhile, and has no part in that."""
+    teller = Teller(config)
+    late = {"progress_age_ms": 9000.0, "op": "receive", "op_peer": 0}
+
+    def held(second, age_ms, state):
+        seen = teller.at(second, [sample(0, tick_age_ms=age_ms, control_state=state, **late)])
+        return [one.stage for one in diagnose(seen) if one.cause == "gil_held"]
+
+    assert [held(1.0 + 0.1 * k, 1100.0 + 100.0 * k, "R") for k in range(9)] == [[]] * 9
+    assert held(1.9, 2000.0, "S") == [0] == held(2.0, 2100.0, "R"), "each turn that it asks for ends in a wait"
+    held(2.1, 20.0, None)
+    assert held(3.2, 1100.0, None) == [] != held(3.5, 1400.0, None), "its state is not known"
+
+
 @pytest.mark.parametrize("state", ["paused", "draining", "resizing", "degraded", "loading"])
 def test_running_requests_without_a_step_count_only_while_the_engine_serves(config, state):
     teller, running = Teller(config), Queues(running=3)

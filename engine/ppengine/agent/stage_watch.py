@@ -29,6 +29,8 @@ DEVICE_PAGE = "device.page"
 """The one file of a stage that is not a ring (see `ppengine.common.device_page`)."""
 _READINGS, _AT_ONCE_NS = 3, 50_000_000
 """Most readings of the rings for one sample, and the longest that is of one moment: one takes a millisecond or less."""
+_LATE_NS = 500_000_000
+"""Age from which the tick of a control thread is late."""
 _OWNERS = {"receive": "main", "send": "main"}
 """Threads that write a ring of another name."""
 
@@ -194,6 +196,7 @@ class StageWatch:
             cpu_s=stat.cpu_s if stat else None,
             cpu_limits_s=process.cpu_limits_s,
             main_state=thread.state if thread else None,
+            control_state=self._control_state() if now_ns - tick_ns >= _LATE_NS else None,
             tracer=procfs.tracer(process.pid) if stat is not None and stat.state == TRACED else None,
             wchan=procfs.wchan(process.pid) if alive else None,
             last_op=None if last is None else kind_name(last.kind),
@@ -207,6 +210,13 @@ class StageWatch:
             op_site=site_text(op.detail) if op is not None and op.kind in RANK_WAITS else "",
             rank_wait=None if self._ranks is None else self._ranks.share(now_ns, gauges["collective_wait_ns"], op),
         )
+
+    def _control_state(self) -> str | None:
+        """Return the state letter of the control thread: without a core it is R, and S while it waits for the GIL."""
+        control = self._files.get("control")
+        thread = 0 if control is None else control.reader.word(Word.THREAD_ID)
+        stat = procfs.read_stat(self._process.pid, thread) if thread else None
+        return None if stat is None else stat.state
 
     def _stream(self, name: str, owner: str, track: Track, now_ns: int) -> StreamInfo:
         return stream_info(name, owner, track, now_ns, Place(self.stage, self.rank), self._places)

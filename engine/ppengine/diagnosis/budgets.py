@@ -209,7 +209,7 @@ def _ticks_late(stage: StageEvidence, limit: float) -> bool:
         return False
     if stage.process_state in ("T", "D", "Z", "X", None) or (stage.tick_stale_for_s or 0.0) < STOPPED_AFTER_S:
         return False
-    return (stage.tick_age_s or 0.0) >= limit
+    return (stage.tick_age_s or 0.0) >= limit and not stage.tick_without_core
 
 
 def expected_ms(history: list[tuple[int, float]], tokens: int) -> float | None:

@@ -87,6 +87,8 @@ class StageEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the control thread's 10 Hz tick at the newest sample; time in a stop does not count."""
     tick_stale_for_s: float | None = None
     """From the first to the newest sample that found the tick old."""
+    tick_without_core: bool = False
+    """Whether the control thread was able to run at all of them: it waits for a core and not for the GIL."""
     phase: str | None = None
     phase_age_s: float | None = None
     sample_age_s: float | None = None

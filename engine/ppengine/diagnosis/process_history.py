@@ -72,6 +72,8 @@ class ProcessHistory(msgspec.Struct):
     """The looks that found one tick old."""
     stale_tick_ns: int = 0
     """Time of that tick."""
+    stale_slept: bool = False
+    """Whether the control thread slept at one of those looks, or its state is not known."""
     kills: deque[tuple[int, int]] = msgspec.field(default_factory=deque)
     """Counts of out-of-memory kills with their times, over `OOM_WINDOW_NS`."""
     grown: int | None = None
@@ -112,18 +114,22 @@ class ProcessHistory(msgspec.Struct):
         """Return an age in seconds without the time of a stop."""
         return age_s if self.resumed_ns is None else min(age_s, (at_ns - self.resumed_ns) / 1e9)
 
-    def note_tick(self, age_s: float, at_ns: int, tick_ns: int) -> float:
+    def note_tick(self, age_s: float, at_ns: int, tick_ns: int, state: str | None) -> float:
         """Enter the age of the control thread's tick, of `tick_ns`; return it without the time of a stop.
+
+        `state`: its state letter; None: not known.
 
         On a host without a free core the thread may tick between two looks and be late at both.
         """
         age_s = self.since_resumed(age_s, at_ns)
         if age_s < TICK_OLD_S or self.stopped is not None:
             self.stale = None
-        elif self.stale is None or tick_ns - self.stale_tick_ns > _SAME_TICK_NS:
-            self.stale, self.stale_tick_ns = Run(at_ns, at_ns), tick_ns
+            return age_s
+        slept = state in (None, "S", "D")
+        if self.stale is None or tick_ns - self.stale_tick_ns > _SAME_TICK_NS:
+            self.stale, self.stale_tick_ns, self.stale_slept = Run(at_ns, at_ns), tick_ns, slept
         else:
-            self.stale.last_ns = max(self.stale.last_ns, at_ns)
+            self.stale.last_ns, self.stale_slept = max(self.stale.last_ns, at_ns), self.stale_slept or slept
         return age_s
 
     def note_kills(self, count: int | None, at_ns: int) -> int | None:

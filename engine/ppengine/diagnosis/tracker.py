@@ -229,7 +229,8 @@ class EvidenceTracker:
             self._retired_ns = now_ns  # It resumes its work: the time limit for it restarts.
         tick = self._without_pauses(_seconds(sample.tick_age_ms), seen.mono_ns)
         if tick is not None:
-            tick = history.note_tick(tick, seen.mono_ns, seen.mono_ns - int((sample.tick_age_ms or 0.0) * 1e6))
+            tick_ns = seen.mono_ns - int((sample.tick_age_ms or 0.0) * 1e6)
+            tick = history.note_tick(tick, seen.mono_ns, tick_ns, sample.control_state)
         progress = self._without_pauses(_seconds(sample.progress_age_ms), seen.mono_ns)
         progress = None if progress is None else history.since_resumed(progress, seen.mono_ns)
         op_age = self._without_pauses(_seconds(sample.op_age_ms), seen.mono_ns)
@@ -253,6 +254,7 @@ class EvidenceTracker:
             cpu=sample.cpu,
             tick_age_s=tick,
             tick_stale_for_s=None if history.stale is None else history.stale.length_s,
+            tick_without_core=history.stale is not None and not history.stale_slept,
             # The sample is too old: the phase of a process that lives excuses nothing now.
             phase=None if age > UNSEEN_AFTER_S and not history.ended else sample.phase,
             phase_age_s=sample.phase_age_ms / 1e3 + age,

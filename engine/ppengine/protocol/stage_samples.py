@@ -209,6 +209,8 @@ class StageSample(msgspec.Struct, kw_only=True):
     """Soft and hard limit of CPU time (RLIMIT_CPU); None: unlimited, or not known."""
     main_state: str | None = None
     """State letter of the main thread."""
+    control_state: str | None = None
+    """State letter of the control thread while its tick is late; None: it is not late, or that is not known."""
     tracer: str | None = None
     """Name and pid of a debugger, not ours, that has it stopped in state t; None: there is none, or not readable."""
     wchan: str | None = None

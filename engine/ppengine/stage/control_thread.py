@@ -55,6 +55,7 @@ class ControlThread(threading.Thread):
     def run(self) -> None:
         """Tick, report and take orders until closed."""
         ring = open_recorder(self._config, self._stage, self._rank, "control", self._generations.current)
+        ring.name_thread(threading.get_native_id())
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, f"c{self._stage}.{self._rank}".encode())
         socket.setsockopt(zmq.LINGER, 0)

@@ -59,6 +59,8 @@ class Word(IntEnum):
     """Sum of the sleeps before these looks."""
     GIL_WAIT_NS = 17
     """Sum of the waits, each as long as a turn at most."""
+    THREAD_ID = 18
+    """The kernel's id of the control thread, in its own ring."""
 
 
 class Gauge(IntEnum):

@@ -108,6 +108,10 @@ class RingWriter:
         """Tick of the control thread, 10 Hz: distinguishes a thread that holds the GIL from one that waits."""
         self._words[Word.THREAD_TICK_NS] = _now_ns()
 
+    def name_thread(self, thread: int) -> None:
+        """Publish the kernel's id of the control thread."""
+        self._words[Word.THREAD_ID] = thread
+
     def count(self, which: Word, more: int) -> None:
         """Add to a count in the header."""
         self._words[which] += more
