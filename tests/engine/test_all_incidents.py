@@ -134,15 +134,6 @@ def test_an_incident_keeps_the_cause_that_began_it(tmp_path: Path, clock: Clock)
     assert [one.info.summary for one in kept(tmp_path)] == ["backend a is broken: refused"]
 
 
-def test_stores_that_fail_in_turn_are_one_incident_each(tmp_path: Path, clock: Clock) -> None:
-    every = incidents(tmp_path)
-    for _ in range(10):
-        for name in ("backend a", "backend b"):
-            every.look(None, [replace(STORE, summary=f"{name} is broken")])
-            clock.now += 3
-    assert [one.info.summary for one in kept(tmp_path)] == ["backend a is broken", "backend b is broken"]
-
-
 def test_a_store_that_fails_again_and_again_is_one_incident(tmp_path: Path, clock: Clock) -> None:
     every = incidents(tmp_path)
     for _ in range(10):
