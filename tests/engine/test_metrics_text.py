@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from ppengine.common.config import EngineConfig, Profile
@@ -278,6 +279,12 @@ def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
     unknown = [line for line in lines if line.startswith("ppengine_tier_used_bytes{") and 'tier="c"' in line]
     assert not unknown and not any('stage="1"' in line for line in lines if "tier_store" in line)
     assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
+
+
+def test_hits_of_external_caches_outlive_their_backend() -> None:
+    hits = 'vllm:external_prefix_cache_hits_total{model_name="m",engine="0"} 15.0'
+    assert hits in text(tiers=TIERS).splitlines()
+    assert hits in text(tiers=msgspec.structs.replace(TIERS, backends=[])).splitlines(), "a counter never falls"
 
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

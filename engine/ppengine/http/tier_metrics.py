@@ -76,7 +76,7 @@ def families(labels: Labels, tiers: TiersInfo | None) -> Iterator[Family]:
 def _vllm(labels: Labels, tiers: TiersInfo) -> Iterator[Family]:
     """Yield the figures that vLLM's boards have for external caches and secondary tiers."""
     looked = tiers.prompt_tokens_total - tiers.device_hit_tokens_total - tiers.host_hit_tokens_total
-    hits = sum(backend.hit_tokens_total for backend in tiers.backends)
+    hits = looked - tiers.computed_tokens_total  # Tokens of backends that were removed are among them.
     text = "Prompt tokens that were neither on the device nor on the host."
     yield Family("vllm:external_prefix_cache_queries_total", "counter", text, [(labels, looked)])
     text = "Those that were found in a backend."
