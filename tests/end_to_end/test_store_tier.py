@@ -72,10 +72,10 @@ async def ready(op: Operator) -> TiersInfo:
     return await tiers(op, lambda now: now.ready and now.backends[0].state == "open", "stores and files are there")
 
 
-async def measured(op: Operator) -> None:
+async def measured(op: Operator, prompt: list[int] = FIRST) -> None:
     """Compute a prompt whose chunk is there: files are read beside it, and both times are known then."""
     await ready(op)
-    await op.tokens(await op.submit(FIRST, max_tokens=1))
+    await op.tokens(await op.submit(prompt, max_tokens=1))
     now = await tiers(op, lambda now: now.backends[0].read_bytes_total, "files were read")
     assert not now.backends[0].hit_tokens_total, "no request has waited for files whose rate is not known"
 
@@ -88,6 +88,11 @@ async def written(op: Operator) -> None:
         and now.backends[0].written_bytes_total > 0,
         "the chunks are written",
     )  # fmt: skip
+
+
+async def kept(op: Operator, files: Path, chunks: int) -> None:
+    """Wait until so many chunks have their marker."""
+    await op.until(lambda _: len(list(files.glob("marker/*/*"))) >= chunks, f"{chunks} chunks are kept", BACK_S)
 
 
 def hits(picture: Snapshot) -> int:
@@ -167,9 +172,50 @@ async def test_chunks_of_another_block_size_are_never_found(
     engine: Served, folder: Path, files: Path, expected: list[list[int]]
 ) -> None:
     async with engine.operator() as op:
-        await written(op)
+        await ready(op)
+        await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=1))
+        await kept(op, files, 2 * len(PROMPTS))
     with Served(profile(folder, files, block_size=32)) as other:
         async with other.operator() as op:
             await ready(op)
-            assert await op.all_tokens(await op.submit_all(PROMPTS, max_tokens=STEPS)) == expected
+            names = await op.submit_all(PROMPTS, max_tokens=STEPS)
+            assert await op.all_tokens(names) == expected
+            for name in names:
+                assert "no chunk is there" in " ".join((await op.detail(name)).history), "they were looked for"
             assert hits(await op.now()) == 0
+
+
+async def test_each_of_two_engines_loads_what_the_other_one_has_written(
+    folder: Path, tmp_path: Path, expected: list[list[int]]
+) -> None:
+    starts = [FIRST, reference.prompts(1, 100, low=len(FIRST), high=len(FIRST), seed=8)[0]]
+    others = reference.prompts(2, 100, low=HITS + 40, high=HITS + 60, seed=7)
+    answers = [reference.greedy(folder, prompt, STEPS) for prompt in others]
+    ours = profile(folder, tmp_path)
+
+    async def loads(op: Operator, prompts: list[list[int]], tokens: list[list[int]]) -> None:
+        # One by one: with others in front, a fetch may be predicted to take longer than computing.
+        for prompt, answer in zip(prompts, tokens, strict=True):
+            name = await op.submit(prompt, max_tokens=STEPS)
+            assert await op.tokens(name) == answer
+            assert (sources := (await op.detail(name)).sources) is not None
+            assert sources.backends == {"disk": HITS}
+
+    with Served(ours, step_s=0.01) as first, Served(ours, step_s=0.01) as second:
+        async with first.operator() as one, second.operator() as two:
+            for number, (op, prompt) in enumerate(zip((one, two), starts, strict=True), 1):
+                await ready(op)
+                await op.tokens(await op.submit(prompt, max_tokens=1))
+                await kept(op, tmp_path, number)
+            await measured(one, starts[1])
+            await measured(two, starts[0])
+            assert await one.all_tokens(await one.submit_all(PROMPTS, max_tokens=STEPS)) == expected
+            await kept(one, tmp_path, 2 + 2 * len(PROMPTS))
+            await loads(two, PROMPTS, expected)
+            assert await two.all_tokens(await two.submit_all(others, max_tokens=STEPS)) == answers
+            await kept(two, tmp_path, 2 + 2 * len(PROMPTS) + 2 * len(others))
+            await loads(one, others, answers)
+        second.restart()
+        async with second.operator() as two:
+            await measured(two)
+            await loads(two, [*PROMPTS, *others], [*expected, *answers])
