@@ -94,6 +94,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     device_mib: Annotated[int, Meta(ge=1, le=2**24)] | None = None
     swap_space_gib: Annotated[float, Meta(ge=0, le=2**16)] = 4.0
+    """Host memory of each stage and rank, for swapped requests and the host cache of `tiers.host` together."""
     block_size: Literal[8, 16, 32, 64, 128] = 16
 
 
