@@ -417,6 +417,14 @@ def test_a_fetch_waits_for_slots_of_those_before_it():
     world.check_tiers()
 
 
+def test_a_request_that_asks_says_about_what_and_for_how_long():
+    world = TierWorld(disk=filled())
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.now += 0.04
+    (request,) = world.engine.reporter.build().requests
+    assert (request.state, request.why.text) == ("finding", "asks the store of stage 0 about 3 chunks, 40 of 100 ms")
+
+
 def test_a_request_that_waits_says_for_what():
     world, jobs = fetching()
     jobs[A][0].answer(jobs[A][1])

@@ -38,6 +38,8 @@ class _Search:
     request: Request
     chunks: list[Chunk]
     """Whole chunks of its prompt."""
+    unknown: int
+    """Those behind the prefix in tier 1."""
     began: float
     deadline: float
 
@@ -80,9 +82,10 @@ class PrefixFinder:
             if known.chunks:
                 self._fetcher.queue(pools, request, chunks)
             return
-        request.note(now, f"waiting > finding, {len(chunks) - first} chunks")
-        pools.scheduler.queues.set_aside(request, "finding", self._why(len(chunks) - first))
-        self._line.append(_Search(request, chunks, now, now + self._find_s))
+        search = _Search(request, chunks, len(chunks) - first, now, now + self._find_s)
+        request.note(now, f"waiting > finding, {search.unknown} chunks")
+        pools.scheduler.queues.set_aside(request, "finding", _why(search, now))
+        self._line.append(search)
         self.advance(pools)
 
     def advance(self, pools: OpenPools) -> None:
@@ -104,6 +107,13 @@ class PrefixFinder:
         for search in searches:
             if pools is not None:
                 self._give_up(pools, search, why)
+
+    def explain(self, pools: OpenPools) -> None:
+        """Renew the reasons why requests wait, as of now."""
+        now, queues = self._clock(), pools.scheduler.queues
+        for search in (*self._open, *self._line):
+            if search.request.state == "finding":
+                queues.set_aside(search.request, "finding", _why(search, now))
 
     @property
     def next_deadline(self) -> float | None:
@@ -173,5 +183,8 @@ class PrefixFinder:
             search.request.note(now, f"finding > waiting after {(now - search.began) * 1e3:.0f} ms: {why}")
             queues.take_back(search.request)
 
-    def _why(self, chunks: int) -> str:
-        return f"asks the store of stage 0 about {chunks} chunks, {self._find_s * 1e3:.0f} ms at most"
+
+def _why(search: _Search, now: float) -> str:
+    """Return which chunks a request asks about, where, and for how long."""
+    ages = f"{(now - search.began) * 1e3:.0f} of {(search.deadline - search.began) * 1e3:.0f} ms"
+    return f"asks the store of stage 0 about {search.unknown} chunks, {ages}"

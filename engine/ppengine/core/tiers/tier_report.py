@@ -45,6 +45,7 @@ class TierReport:
         info.backends = [self._backend(backend) for backend in desk.backends]
         self._marks = {name: marks for name, marks in self._marks.items() if desk.backends.get(name) is not None}
         if links.pools is not None:
+            desk.finder.explain(links.pools)
             desk.fetcher.explain(links.pools)
 
     def _store(self, record: StoreRecord) -> StoreInfo:
