@@ -1,5 +1,7 @@
 """Verbs on backends in a running core."""
 
+import pytest
+from ppengine.common.tier_config import BackendConfig
 from ppengine.protocol.control import Accepted, Outcome, Refused
 from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import Clear, Fetch, Find, Put, StoreReady
@@ -183,6 +185,16 @@ def test_a_removed_backend_is_forgotten_after_its_calls():
     world.run()
     assert not world.jobs()
     assert len(world.disk.markers) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "fate"), [("memory", "its chunks end with it"), ("files", "its chunks stay where they are")]
+)
+def test_a_removal_says_what_becomes_of_the_chunks(kind, fate):
+    world = TierWorld(backends={"b": BackendConfig(kind=kind, url="" if kind == "memory" else "/d")})
+    verb = StoreRemove(backend="b")
+    assert world.say(verb, dry_run=True)[-1].plan[-1] == fate
+    assert outcome(world, world.say(verb)).text == f"b is removed; {fate}"
 
 
 def test_a_test_has_the_answers_of_all_places():

@@ -58,7 +58,7 @@ class BackendVerbs:
     _clock: Callable[[], float]
     _opening: dict[str, _Opening] = field(init=False, default_factory=dict)
     _draining: dict[str, Operation] = field(init=False, default_factory=dict)
-    _leaving: dict[str, Operation] = field(init=False, default_factory=dict)
+    _leaving: dict[str, tuple[Operation, str]] = field(init=False, default_factory=dict)
 
     def plan(self, verb: StoreVerb, command: Command) -> Plan:
         """Return the plan of a verb. Raises CommandError."""
@@ -98,12 +98,12 @@ class BackendVerbs:
                     self._desk.backends.change(backend, paused=False, draining=True)
                     self._desk.changed()
                 self._operations.end(operation, "applied", f"{name} is read, and gets nothing new")
-        for name, operation in list(self._leaving.items()):
+        for name, (operation, fate) in list(self._leaving.items()):
             if left := self._desk.jobs.about(name):
                 self._operations.defer(operation, f"waits for {counted(left, 'call')} of {name}")
             else:
                 del self._leaving[name]
-                self._operations.end(operation, "applied", f"{name} is removed; its chunks stay where they are")
+                self._operations.end(operation, "applied", f"{name} is removed; {fate}")
 
     # --- settings -------------------------------------------------------------------------------------------
 
@@ -210,12 +210,13 @@ class BackendVerbs:
 
     def _plan_remove(self, backend: Backend, command: Command) -> Plan:
         name, calls = backend.name, self._desk.jobs.about(backend.name)
-        lines = [f"forget {name}, after {calls} calls under way", "its chunks stay where they are"]
+        fate = "its chunks end with it" if backend.config.kind == "memory" else "its chunks stay where they are"
+        lines = [f"forget {name}, after {calls} calls under way", fate]
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"removed by {command.by}")
             self._desk.forget(name)
-            self._leaving[name] = operation
+            self._leaving[name] = operation, fate
             self.settle()
 
         return Plan(lines, begin, target=name)
