@@ -243,8 +243,11 @@ def test_samples_have_the_labels_that_the_boards_select() -> None:
 TIERS = TiersInfo(
     slots=8, slots_swapped=1, slots_cached=4, slots_moving=2, slots_quarantined=1, slot_bytes=10,
     prompt_tokens_total=120, device_hit_tokens_total=40, host_hit_tokens_total=20, computed_tokens_total=45,
-    in_bytes_total=70, out_bytes_total=80, finding=1, fetching=2, ready=True,
-    stores=[StoreInfo(stage=0, rank=0, pid=7, age_ms=300.0, jobs=2, lag_ms=1500.0), StoreInfo(stage=1, rank=0)],
+    in_bytes_total=70, out_bytes_total=80, finding=1, fetching=2, dropped_total=6, ready=True,
+    stores=[
+        StoreInfo(stage=0, rank=0, pid=7, age_ms=300.0, jobs=2, lag_ms=1500.0), StoreInfo(stage=1, rank=0),
+        StoreInfo(stage=2, rank=0, pid=8, age_ms=300.0),
+    ],
     backends=[
         BackendInfo(
             name="nvme0", kind="files", url="/kv", write="reused", state="open", quota_bytes=1000, used_bytes=600,
@@ -258,7 +261,7 @@ TIERS = TiersInfo(
 
 
 def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
-    assert "tier" not in text()
+    assert "tier" not in text() and "lookup" not in text()
     lines = text(tiers=TIERS).splitlines()
     for line in (
         'ppengine_tier_tokens_total{model_name="m",tier="device"} 40.0',
@@ -269,8 +272,14 @@ def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
         'ppengine_tier_backend_info{model_name="m",tier="c",state="unknown",breaker="closed"} 1.0',
         'ppengine_tier_backend_seconds{model_name="m",tier="nvme0",call="read",quantile="0.99"} 0.018',
         'ppengine_tier_store_lag_seconds{model_name="m",stage="0",rank="0"} 1.5',
+        'ppengine_tier_store_lag_seconds{model_name="m",stage="2",rank="0"} 0.0',
+        'vllm:kv_offload_lookup_async_delay_seconds_count{model_name="m",engine="0"} 0.0',
         'vllm:external_prefix_cache_queries_total{model_name="m",engine="0"} 60.0',
         'vllm:external_prefix_cache_hits_total{model_name="m",engine="0"} 15.0',
+        'vllm:num_requests_kv_fetch_by_stage{model_name="m",engine="0",stage="waiting_to_start"} 1.0',
+        'vllm:num_requests_kv_fetch_by_stage{model_name="m",engine="0",stage="in_progress"} 2.0',
+        'vllm:kv_offload_cpu_cache_write_usage_perc{model_name="m",engine="0"} 0.25',
+        'vllm:kv_offload_allocation_failure_total{model_name="m",engine="0"} 6.0',
         'vllm:kv_offload_tiering_read_bytes_total{model_name="m",engine="0",tier="nvme0"} 5.0',
         'vllm:num_requests_waiting{model_name="m",engine="0"} 3.0',
         'vllm:num_requests_waiting_by_reason{model_name="m",engine="0",reason="deferred"} 3.0',

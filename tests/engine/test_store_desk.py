@@ -69,6 +69,18 @@ def test_requests_that_a_lost_stage_has_set_back_are_looked_for_again():
     world.check_tiers()
 
 
+def test_each_lookup_is_counted_with_its_duration():
+    world = TierWorld(disk=filled())
+    lookups, began = world.engine.requests.metrics.histograms["lookup"], world.now
+    for name in ("r", "s"):
+        world.submit(PROMPT if name == "r" else [5] * len(PROMPT), name=name, max_tokens=1)
+        assert world.state(name) == "finding"
+        world.now += 0.03
+        world.answer_all(Find)
+    counts = lookups.wire()
+    assert sum(counts.counts) == 2 and 0.06 <= counts.sum <= world.now - began
+
+
 def test_a_prompt_of_which_no_chunk_is_there_waits_for_one_question():
     world = TierWorld()
     world.submit(PROMPT[:400], name="r", max_tokens=1)

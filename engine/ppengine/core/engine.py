@@ -115,11 +115,12 @@ class Engine:
         self.answers = answers = Answers(reply, note=journal.answered)
         self.operations = operations = Operations(answers, happened, clock)
         self.outputs = OutputHub(reply, clock, lambda: health.failure, journal.dropped)
-        self.tiers = tiers = StoreDesk(config, spec, stages, send_store, event, clock)
+        metrics = RequestMetrics(config.max_model_len)
+        looked = partial(metrics.add, "lookup")
+        self.tiers = tiers = StoreDesk(config, spec, stages, send_store, event, clock, looked)
         self.requests = requests = LiveRequests(
-            health, self.outputs, event, journal, RequestMetrics(config.max_model_len), config.profile.slo, clock,
-            tiers.admitted,
-        )  # fmt: skip
+            health, self.outputs, event, journal, metrics, config.profile.slo, clock, tiers.admitted
+        )
         has_tokenizer = not config.profile.model.skip_tokenizer
         submissions = Submissions(spec, config.max_model_len, self.outputs, has_tokenizer=has_tokenizer)
         processes = make_processes(

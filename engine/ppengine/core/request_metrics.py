@@ -58,7 +58,7 @@ class RequestMetrics:
             "first_token": _FIRST, "between_tokens": _BETWEEN, "between_tokens_fine": _FINE, "queue": _WHOLE,
             "whole": _WHOLE, "prefill": _WHOLE, "decode": _WHOLE, "inference": _WHOLE, "per_token": _BETWEEN,
             "prompt_tokens": lengths, "output_tokens": lengths, "max_output_tokens": lengths,
-            "computed_prompt_tokens": lengths, "step_tokens": _STEP_TOKENS,
+            "computed_prompt_tokens": lengths, "step_tokens": _STEP_TOKENS, "lookup": _FIRST,
         }  # fmt: skip
         self.histograms = {name: BucketCounts(each) for name, each in edges.items()}
         self.finished: Counter[str] = Counter()

@@ -33,6 +33,7 @@ _HISTOGRAMS = {
     "max_output_tokens": ("vllm:request_max_num_generation_tokens", "Most output tokens of a request."),
     "computed_prompt_tokens": ("vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were computed."),
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step."),
+    "lookup": ("vllm:kv_offload_lookup_async_delay_seconds", "Seconds for which a request is looked for in backends."),
     "between_tokens_fine": ("ppengine_inter_token_seconds", "Seconds between two tokens of a request, finer."),
 }
 """Name and help by the name of the core's histogram."""
@@ -69,7 +70,12 @@ def exposition(model: str, config: EngineConfig, metrics: CoreMetrics) -> str:
     labels = {"model_name": model, "engine": "0"}
     lines = [
         *_vllm(labels, config, metrics),
-        *(line for name, each in metrics.histograms.items() for line in _histogram(*_HISTOGRAMS[name], labels, each)),
+        *(
+            line
+            for name, each in metrics.histograms.items()
+            if name != "lookup" or metrics.tiers is not None
+            for line in _histogram(*_HISTOGRAMS[name], labels, each)
+        ),
         *_own({"model_name": model}, metrics),
         *_slo({"model_name": model}, config.profile.slo, metrics),
         *(line for one in families({"model_name": model}, metrics.tiers) for line in _metric(*one)),

@@ -63,12 +63,12 @@ def families(labels: Labels, tiers: TiersInfo | None) -> Iterator[Family]:
     yield from _backends(labels, tiers.backends)
     for name, figure, text in (
         ("ppengine_tier_store_age_seconds", "age_ms", "Age of the newest figures of a store."),
-        ("ppengine_tier_store_lag_seconds", "lag_ms", "Age of the oldest job that a store owes."),
+        ("ppengine_tier_store_lag_seconds", "lag_ms", "Age of the oldest job that a store owes; 0 without one."),
     ):
         known = [
-            ({**labels, "stage": str(store.stage), "rank": str(store.rank)}, value / 1e3)
+            ({**labels, "stage": str(store.stage), "rank": str(store.rank)}, (getattr(store, figure) or 0.0) / 1e3)
             for store in tiers.stores
-            if (value := getattr(store, figure)) is not None
+            if store.age_ms is not None
         ]
         yield Family(name, "gauge", text, known)
 
@@ -81,6 +81,14 @@ def _vllm(labels: Labels, tiers: TiersInfo) -> Iterator[Family]:
     yield Family("vllm:external_prefix_cache_queries_total", "counter", text, [(labels, looked)])
     text = "Those that were found in a backend."
     yield Family("vllm:external_prefix_cache_hits_total", "counter", text, [(labels, hits)])
+    stages = {"waiting_to_start": tiers.finding, "in_progress": tiers.fetching}
+    text = "Requests that wait for backends: looked for, and read."
+    yield Family("vllm:num_requests_kv_fetch_by_stage", "gauge", text, _by(labels, "stage", stages))
+    share = tiers.slots_moving / tiers.slots if tiers.slots else 0.0
+    text = "Share of the slots of the host that copies and fetches write."
+    yield Family("vllm:kv_offload_cpu_cache_write_usage_perc", "gauge", text, [(labels, share)])
+    text = "Blocks and chunks that were not kept, for lack of slots or time."
+    yield Family("vllm:kv_offload_allocation_failure_total", "counter", text, [(labels, tiers.dropped_total)])
     read = {backend.name: backend.read_bytes_total for backend in tiers.backends}
     written = {backend.name: backend.written_bytes_total for backend in tiers.backends}
     head = "vllm:kv_offload_tiering"

@@ -55,6 +55,8 @@ class PrefixFinder:
     _send: Send
     _find_s: float
     _clock: Callable[[], float]
+    _looked: Callable[[float], None]
+    """Called with the seconds that a request was `finding`, at its end."""
     _line: deque[_Search] = field(init=False, default_factory=deque)
     """Requests whose question was not asked, in order of admission and so of their deadlines."""
     _open: dict[_Search, Job] = field(init=False, default_factory=dict)
@@ -105,6 +107,7 @@ class PrefixFinder:
         for job in jobs:
             self._jobs.cancel(job, why)
         for search in searches:
+            self._looked(self._clock() - search.began)
             if pools is not None:
                 self._give_up(pools, search, why)
 
@@ -168,6 +171,7 @@ class PrefixFinder:
     def _go_on(self, pools: OpenPools, search: _Search, why: str) -> None:
         """Fetch the chunks that are there, or let the request wait for its turn."""
         request = search.request
+        self._looked(self._clock() - search.began)
         if request not in pools.scheduler.queues.aside:
             return
         digests = [digest for chunk in search.chunks for digest in chunk.digests]

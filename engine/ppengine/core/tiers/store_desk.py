@@ -46,6 +46,8 @@ class StoreDesk:
     send: Send
     _event: Events
     _clock: Callable[[], float]
+    looked: Callable[[float], None]
+    """Called with the seconds that a request waited for an answer about its chunks."""
     _retired_at: float = field(init=False, default=0.0)
     """Time at which the newest step retired."""
     _copies: CacheCopies | None = field(init=False, default=None)
@@ -64,7 +66,9 @@ class StoreDesk:
             self.known, jobs, self.costs, backends, self.kept, send, self._event,
             tiers.fetch_ms / 1e3, tiers.fetches, tiers.least_tokens, clock,
         )  # fmt: skip
-        self.finder = PrefixFinder(self.known, jobs, self.fetcher, backends, send, tiers.find_ms / 1e3, clock)
+        self.finder = PrefixFinder(
+            self.known, jobs, self.fetcher, backends, send, tiers.find_ms / 1e3, clock, self.looked
+        )  # fmt: skip
         self.writer = ChunkWriter(self.known, jobs, backends, send, clock)
 
     # --- messages -------------------------------------------------------------------------------------------
