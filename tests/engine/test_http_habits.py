@@ -141,6 +141,7 @@ async def test_an_unknown_path_gets_the_nearest_one(path: str, near: str | None)
     [
         {"prediction": {"type": "content", "content": "It rains."}}, {"verbosity": "medium"},
         {"include_reasoning": True, "continue_final_message": False, "documents": []}, {"cache_salt": None},
+        {"guided_decoding_backend": "xgrammar"},
         {"return_token_ids": False, "return_tokens_as_token_ids": False}, {"a_field_of_tomorrow": None},
     ],
     ids=lambda more: next(iter(more)),

@@ -8,10 +8,10 @@ from typing import ClassVar
 import msgspec
 
 _IGNORED = frozenset({
-    "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store",
+    "guided_decoding_backend", "metadata", "prediction", "prompt_cache_key", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store",
 })  # fmt: skip
-"""Fields of OpenAI that say nothing about the tokens. A prediction is for speed alone."""
+"""Fields of OpenAI and vLLM that say nothing about the tokens. A prediction is for speed alone."""
 _NO_OP: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
