@@ -1,11 +1,13 @@
 """Measure streams beside a client that sends bad requests, against the same streams without it.
 
-python tests/end_to_end/bench_bad_clients.py [--step-s 0.005] [--pairs 8] [--seconds 8] [--every 0.5]
+python tests/end_to_end/bench_bad_clients.py [--step-s 0.005] [--pairs 8] [--seconds 8] [--every 0.5] [--scrape]
 
 The bad client is a process of its own at the lowest priority, since its work is not the engine's. It sends a bad
 request every `--every` seconds, in turn: bodies of 100 MB, with their length and in chunks, 7.9 million token ids, deep
 JSON, broken UTF-8, 100,000 headers, a text of 100,000 tokens, and streams that it does not read. It also keeps 200
 connections open in the middle of a body. `--step-s` is what a step takes longer, so that the cores have time left.
+
+With `--scrape` a client that asks for `/metrics` takes its place, every `--every` seconds.
 """
 
 from __future__ import annotations
@@ -90,6 +92,20 @@ def be_bad(port: Port, every_s: float) -> None:
         time.sleep(max(0.0, due - time.monotonic()))
 
 
+def scrape(port: Port, every_s: float) -> None:
+    """Ask for the metrics until killed; print for each answer whether it took less than 5 ms."""
+    due = time.monotonic()
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            began = time.monotonic()
+            sock.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            while sock.recv(1 << 20):
+                pass
+        print("a scrape:", "below 5 ms" if time.monotonic() - began < 0.005 else "5 ms and more", flush=True)
+        due = max(due + every_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+
+
 class Streams:
     """Streams that begin again at their ends, and the tokens that they got."""
 
@@ -131,10 +147,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("step-s", 0.005), ("pairs", 8), ("seconds", 8.0), ("every", 0.5)):
         parser.add_argument(f"--{name}", type=type(default), default=default)
+    parser.add_argument("--scrape", action="store_true", help="scrape in place of bad requests")
     parser.add_argument("--bad", type=int, help="be the bad client of this port")
     options = parser.parse_args()
     if options.bad:
-        be_bad(options.bad, options.every)
+        (scrape if options.scrape else be_bad)(options.bad, options.every)
         return
     ratios, said = list[tuple[float, float]](), Counter[str]()
     profile = load_profile("tiny", ["http.listen=127.0.0.1:0", "memory.device_mib=128"])
@@ -149,6 +166,7 @@ def main() -> None:
                     pair[bad] = streams.measure(options.seconds)
                     continue
                 words = [sys.executable, __file__, "--bad", str(port), "--every", str(options.every)]
+                words += ["--scrape"] * options.scrape
                 with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as client:
                     time.sleep(1.0)
                     pair[bad] = streams.measure(options.seconds)
