@@ -356,7 +356,7 @@ def test_metrics_count_what_clients_got(engine: Served, client: openai.OpenAI) -
 
 
 def test_the_console_sees_clients_by_key_and_route(engine: Served, client: openai.OpenAI) -> None:
-    sock = opened(engine, {"max_tokens": LASTING, "ignore_eos": True, "user": "ann"})
+    sock = opened(engine, {"max_tokens": LASTING, "ignore_eos": True, "user": "ann", "priority": 3})
     client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=5, **GREEDY)
 
     async def seen() -> None:
@@ -366,7 +366,7 @@ def test_the_console_sees_clients_by_key_and_route(engine: Served, client: opena
                 >= {"/v1/completions": 1, "/v1/chat/completions": 0}.items(),
                 "one stream is open", 10.0,
             )  # fmt: skip
-            assert [one.owner for one in picture.requests] == ["ann"]
+            assert [(one.owner, one.priority) for one in picture.requests] == [("ann", 3)]
             found = {one.route: one for one in picture.clients}
             plain, chat = found["/v1/completions"], found["/v1/chat/completions"]
             assert (plain.key, plain.open) == ("http", 1) and plain.tokens_total > 0
