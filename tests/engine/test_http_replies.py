@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.http.reply.growing_parser import GrowingParser
-from ppengine.http.reply.reasoning_splitter import ReasoningSplitter, begins_inside
+from ppengine.http.reply.reasoning_splitter import TAGS, ReasoningSplitter, begins_inside
 from ppengine.http.reply.reply_events import Event, joined, settled
 from ppengine.http.reply.reply_form import PARSERS, ReplyForm, form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
@@ -118,14 +118,15 @@ def test_arguments_are_given_out_as_they_come(name: str) -> None:
 
 MAKERS: dict[str, Callable[[], GrowingParser]] = {
     **{name: lambda kind=kind: kind(FUNCTIONS) for name, kind in PARSERS.items()},  # type: ignore[misc]
-    "outside": lambda: ReasoningSplitter(inside=False),
-    "inside": lambda: ReasoningSplitter(inside=True),
+    "outside": lambda: ReasoningSplitter(TAGS["think"], inside=False),
+    "inside": lambda: ReasoningSplitter(TAGS["think"], inside=True),
+    "brackets": lambda: ReasoningSplitter(TAGS["mistral"], inside=False),
 }
 WORDS = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<arg_key>", "</arg_key>", "<arg_value>",
     "</arg_value>", "get", "get_weather", "city", '{"name": "get", ', '"arguments": ', '"parameters": ', "{}", "}",
     "]", "[", ";", ",", " ", "\n", "[ARGS]", "[CALL_ID]", '"', "\\", "\\u12", "1e", "<think>", "</think>", "x", "é",
-    "<", "{", HERMES, GLM45, LLAMA, LIST, CODER,
+    "<", "{", "[THINK]", "[/THINK]", HERMES, GLM45, LLAMA, LIST, CODER,
     "<function=", ">", "<parameter=", "</parameter>", "</function>",
 ]  # fmt: skip
 
@@ -144,13 +145,15 @@ def test_any_pieces_give_the_same_events_and_no_character_is_lost(name: str, wor
 
 
 def test_reasoning_is_split_from_the_reply() -> None:
-    def split(text: str, *, inside: bool = False) -> list[tuple[str, str]]:
-        return [event[:2] for event in events_of(ReasoningSplitter(inside=inside), [text])]
+    def split(text: str, name: str = "think", *, inside: bool = False) -> list[tuple[str, str]]:
+        return [event[:2] for event in events_of(ReasoningSplitter(TAGS[name], inside=inside), [text])]
 
     assert split("<think>\nWell.\n</think>\n\nYes.") == [("reasoning", "Well."), ("text", "Yes.")]
     assert split("Well.</think>Yes.", inside=True) == [("reasoning", "Well."), ("text", "Yes.")]
     assert split("No <think>\n") == [("text", "No <think>\n")]
     assert split("<think>Well, ") == [("reasoning", "Well, ")]
+    assert split("[THINK]Well: <think>[/THINK]Yes.", "mistral") == [("reasoning", "Well: <think>"), ("text", "Yes.")]
+    assert split("[THINK]Well.[/THINK]") == [("text", "[THINK]Well.[/THINK]")]
 
 
 def test_a_template_says_how_its_model_writes() -> None:
@@ -160,14 +163,19 @@ def test_a_template_says_how_its_model_writes() -> None:
         ("Environment: ipython", "llama3"), ("[TOOL_CALLS]", "mistral"), ("<|observation|>", "glm4"),
     ):  # fmt: skip
         assert form_of(template, "auto", "auto") == ReplyForm(tool_parser=PARSERS[name])
-    assert form_of("{% if enable_thinking %}<think>", "auto", "auto") == ReplyForm(reasons=True)
+    assert form_of("{% if enable_thinking %}<think>", "auto", "auto") == ReplyForm(reasoning=TAGS["think"])
+    both = form_of("{{ '[THINK]' }}{{ '[TOOL_CALLS]' }}", "auto", "auto")
+    assert both == ReplyForm(tool_parser=PARSERS["mistral"], reasoning=TAGS["mistral"])
+    assert both.special == ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]")
     assert form_of(None, "auto", "auto") == ReplyForm() == form_of("<tool_call><think>", "none", "none")
     assert form_of(None, "mistral", "think").special == ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>")
 
 
 def test_a_reader_joins_reasoning_and_one_call() -> None:
     form = form_of(None, "hermes", "think")
-    made = ReplyFactory(form=form, inside=begins_inside("<|assistant|><think>\n"), functions=FUNCTIONS, parallel=False)
+    made = ReplyFactory(
+        form=form, inside=begins_inside("<|assistant|><think>\n", TAGS["think"]), functions=FUNCTIONS, parallel=False
+    )
     reader = made.reader()
     assert not made.plain
     text = f"Look: {HERMES}</think>\n{HERMES}\n{HERMES}"

@@ -146,8 +146,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Requests that may be open at once in each process; later ones are refused with status 429."""
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral", "glm4", "glm45", "qwen3_coder"] = "auto"
     """Form in which the model writes tool calls; auto: the one that its chat template shows."""
-    reasoning: Literal["auto", "none", "think"] = "auto"
-    """Whether replies begin with reasoning in `<think>`; auto: if the chat template has that."""
+    reasoning: Literal["auto", "none", "think", "mistral"] = "auto"
+    """Tags of reasoning in front of replies: `<think>`, or Mistral's `[THINK]`; auto: those of the chat template."""
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Tokens of an answer that share an event, after its first; more take less CPU time a token."""
     otlp_traces_endpoint: Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None = None

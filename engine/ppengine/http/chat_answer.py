@@ -63,7 +63,7 @@ class ChatAnswer(ChunkedAnswer):
     def usage(self) -> fields.Usage:
         """See `ChunkedAnswer`."""
         usage = super().usage()
-        if self._replies.form.reasons:
+        if self._replies.form.reasoning is not None:
             reasoning = sum(choice.reader.reasoning_tokens for choice in self._choices)
             usage.completion_tokens_details = fields.CompletionDetails(reasoning)
         return usage

@@ -117,8 +117,8 @@ class Service:
         # A text that is constrained begins with its form: it has no place for reasoning, and no free calls.
         form = self.reply_form if request.constraint_field is None or certain is not None else ReplyForm()
         replies = ReplyFactory(
-            form=form, inside=begins_inside(text), functions=schemas(functions),
-            parallel=request.parallel, certain=certain,
+            form=form, inside=form.reasoning is not None and begins_inside(text, form.reasoning),
+            functions=schemas(functions), parallel=request.parallel, certain=certain,
         )  # fmt: skip
         ids = await self._encode(text, special=False)
         spoken = {} if replies.plain else self._spoken

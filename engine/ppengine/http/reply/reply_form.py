@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppengine.http.reply import reasoning_splitter
+from ppengine.http.reply.reasoning_splitter import TAGS, Tags
 from ppengine.http.reply.tagged_parsers import Glm45Parser, Qwen3CoderParser
 from ppengine.http.reply.tool_parsers import Glm4Parser, HermesParser, Llama3Parser, MistralParser, ToolParser
 
@@ -25,13 +25,13 @@ class ReplyForm:
     """How a model writes replies. Both None: all is content."""
 
     tool_parser: type[ToolParser] | None = None
-    reasons: bool = False
+    reasoning: Tags | None = None
 
     @property
     def special(self) -> Sequence[str]:
         """Texts that are read, even if they are special tokens."""
         tools = () if self.tool_parser is None else (*self.tool_parser.markers, *self.tool_parser.special)
-        return (*tools, *((reasoning_splitter.BEGIN, reasoning_splitter.END) if self.reasons else ()))
+        return (*tools, *(self.reasoning or ()))
 
 
 def form_of(template: str | None, tools: str, reasoning: str) -> ReplyForm:
@@ -41,8 +41,8 @@ def form_of(template: str | None, tools: str, reasoning: str) -> ReplyForm:
     """
     template = template or ""
     name = _by_template(template) if tools == "auto" else tools
-    reasons = reasoning_splitter.BEGIN in template if reasoning == "auto" else reasoning == "think"
-    return ReplyForm(tool_parser=PARSERS.get(name), reasons=reasons)
+    shown = next((form for form, tags in TAGS.items() if tags.begin in template), "none")
+    return ReplyForm(tool_parser=PARSERS.get(name), reasoning=TAGS.get(shown if reasoning == "auto" else reasoning))
 
 
 _BY_TEMPLATE = (

@@ -31,14 +31,14 @@ class ReplyFactory:
     @property
     def plain(self) -> bool:
         """Whether all of a reply is content."""
-        return self.certain is None and not self.form.reasons and not self._calls
+        return self.certain is None and self.form.reasoning is None and not self._calls
 
     def reader(self) -> ReplyReader:
         """Return a reader of one reply."""
         if self.certain is not None:
             return ReplyReader(None, self.certain(self.functions), parallel=self.parallel)
         parser = self.form.tool_parser(self.functions) if self.form.tool_parser and self._calls else None
-        splitter = ReasoningSplitter(inside=self.inside) if self.form.reasons else None
+        splitter = ReasoningSplitter(self.form.reasoning, inside=self.inside) if self.form.reasoning else None
         return ReplyReader(splitter, parser, parallel=self.parallel)
 
     def call_id(self) -> str:
