@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,23 @@ def test_what_sampling_needs_outlasts_the_next_step(monkeypatch: pytest.MonkeyPa
     pair.last.runner._late._late_masks = lambda number: [mask(2)]
     pair.launch(decode(6, slot=1))
     assert chosen(late) == [2] and newest[:2].tolist() == [2, before[1]]
+
+
+def test_copies_go_with_their_step(pair: Pair) -> None:
+    """Not later: those of 256 rows are 65 MB, and many steps go by before Python looks for cycles."""
+    card, runner = pair.last.device, pair.last.runner
+    card.prompt = True
+    late = pair.launch(decode(6), late=[0])[1]
+    kept = weakref.ref(runner._late._waiting.kept.out)
+    gc.disable()
+    try:
+        runner.sample_late([mask(2)])
+        assert kept() is not None, "the stream still reads them"
+        assert chosen(late) == [2]
+        del late
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 BEGUN = {"register": request(1)["register"], "tables": [(1, 0, [4, 5, 6])]}

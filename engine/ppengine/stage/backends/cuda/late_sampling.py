@@ -29,7 +29,9 @@ class _Waiting:
         self, step: Step, requests: list[Register], kept: Launched, work: TimedWork, pending: Pending,
         sampling: LateSampling,
     ) -> None:  # fmt: skip
-        self.step, self.requests, self.work, self.pending = step, requests, work, pending
+        self.step, self.requests, self.work = step, requests, work
+        self.pending: Pending | None = pending
+        """The step's own; None once it is sampled: in a cycle, copies would stay until Python looks for cycles."""
         self.kept = kept
         """Copies, which this keeps until the step is retired: torch would hand their memory to the layers."""
         self.sampled = False
@@ -96,12 +98,12 @@ class LateSampling:
     def sample(self, masks: list[Mask]) -> None:
         """Launch the sampling of the step that waits for `masks`."""
         waiting, self._waiting, stream = self._waiting, None, self.stream
-        assert waiting is not None and stream is not None
-        step = waiting.step
+        assert waiting is not None and waiting.pending is not None and stream is not None
+        step, pending, waiting.pending = waiting.step, waiting.pending, None
         step.masks = step.masks + masks
         stream.declare("use of kept logits", reads=(self._buffers[self._turn],))
         with stream.working(), waiting.work.elsewhere(stream):
-            self._sampler.sample(step, waiting.requests, waiting.kept, None, waiting.pending, stream)
+            self._sampler.sample(step, waiting.requests, waiting.kept, None, pending, stream)
         self._sampled = stream.record("sampled late")
         waiting.sampled = True
 

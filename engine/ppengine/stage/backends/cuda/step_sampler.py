@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from functools import partial
 
 import numpy as np
 from ppkernels.gpu.sampling import Parameters, choose, choose_adjusted, logprobs
@@ -69,7 +70,8 @@ class StepSampler:
                     shown = logprobs(logits, buffers.sampling, slots, tokens, min(max(most, 1), logits.shape[1]))
                 parts += [shown.chosen, shown.tokens, shown.values]
             hosts = buffers.copies.launch(stream, *parts)
-        pending.finally_do(lambda: self._retire(number, requests, hosts, pending.retired))
+        # Without `pending` itself: a cycle would keep memory of the device until Python looks for cycles.
+        pending.finally_do(partial(self._retire, number, requests, hosts, pending.retired))
 
     def _choose(self, step: Step, requests: list[Register], launched: Launched, best: BestTokens | None) -> Tensor:
         """Launch the choice of tokens [R]; they also become the newest of their slots."""
