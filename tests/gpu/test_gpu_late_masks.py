@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ppengine.common.ring import Kind, RingReader
-from ppengine.protocol.steps import Check, Mask, Row, Step
+from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Mask, Row, Step
 from ppengine.protocol.token_mask import TokenMask
 from ppengine.stage.backends.cuda.streams import Event, Stream
 from standin_card import WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
@@ -182,6 +182,31 @@ def test_copies_go_with_their_step(pair: Pair) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_no_step_is_prepared_before_its_tables_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A step that gives a slot away waits for its row, and the step behind it may have come."""
+    card = sampling_card(monkeypatch, (4, 8))
+    pair = Pair(card, tmp_path, by_device=False)
+    for one in (pair.first, pair.last):
+        one.step(map_blocks=16).finish()
+    pair.step(prompt(), **begun(0))
+    runner, behind = pair.last.runner, [Row(0, 0, 6, True, TOKEN_REGISTERED)]
+
+    def bring(number: int) -> list[Mask]:
+        runner.prepare(Step(1, pair.last.steps + 1, 0, rows=behind))
+        return [mask(2)]
+
+    runner._late._late_masks = bring
+    late = pair.launch(decode(6), late=[0])[1]
+    again = request(0, blocks=(7, 8, 9))
+    pair.first.step(release=[0], **again).finish()
+    pair.last.step(release=[0], **again)
+    planned = runner._prepared
+    assert planned is not None and planned.number == pair.last.steps + 1
+    assert planned.plan.batch.block_tables[0, :2].tolist() == [7, 8]
+    pair.launch(behind)
+    assert chosen(late) == [2]
 
 
 BEGUN = {"register": request(1)["register"], "tables": [(1, 0, [4, 5, 6])]}

@@ -140,9 +140,10 @@ class Runner(ABC):
         if self._tokens is not None and step.release:
             self._tokens.forget(step.release)
         self._state.register(step.register)
-        self._registered(step.register)
         self._state.set_tables(step.tables)
         self._state.give(step.given)
+        # The state is whole: a GPU may wait for masks here, and prepare the step behind this one meanwhile.
+        self._registered(step.register)
         self._group.step = step.number
         retired = Retired(self.generation, step.number, self.stage, self.rank)
         pending = Pending(retired)
