@@ -192,16 +192,15 @@ class CudaRunner(Runner):
     ) -> None:  # fmt: skip
         """Launch sampling, or have it wait for masks. That of the step before comes first."""
         work.sampling()
-        if self._late.wait():
-            work.goes_on()
+        self._late.wait()
         if step.late and self._receiver is not None:
             self._late.keep(step, requests, launched, work, pending)
             return
         if step.late:
             # The layers of the next step read the tokens.
             step.masks = step.masks + self._late.masks_of(step)
+        if self._late.settle() or step.late:
             work.goes_on()
-        self._late.settle()
         self._sampler.sample(step, requests, launched, best, pending)
 
     def _input_ids(self, plan: Plan) -> Ints:

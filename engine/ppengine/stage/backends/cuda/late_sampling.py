@@ -82,13 +82,10 @@ class LateSampling:
         self._waiting = _Waiting(step, requests, kept, work, pending, self)
         pending.until(self._waiting)
 
-    def wait(self) -> bool:
-        """Wait for the masks of the step that lacks them, and launch its sampling; return whether one did."""
-        waiting = self._waiting
-        if waiting is None:
-            return False
-        self.sample(self.masks_of(waiting.step))
-        return True
+    def wait(self) -> None:
+        """Wait for the masks of the step that lacks them, if one does, and launch its sampling."""
+        if self._waiting is not None:
+            self.sample(self.masks_of(self._waiting.step))
 
     def masks_of(self, step: Step) -> list[Mask]:
         """Wait for the masks that come behind a step, while the device computes layers, or idles behind them."""
@@ -107,11 +104,12 @@ class LateSampling:
         self._sampled = stream.record("sampled late")
         waiting.sampled = True
 
-    def settle(self) -> None:
-        """Let compute wait for all sampling that is launched."""
-        if self._sampled is not None:
-            self._compute.wait(self._sampled)
-            self._sampled = None
+    def settle(self) -> bool:
+        """Let compute wait for all sampling that is launched; return whether it may have to."""
+        sampled, self._sampled = self._sampled, None
+        if sampled is not None:
+            self._compute.wait(sampled)
+        return sampled is not None
 
     def before(self, slots: Iterable[int]) -> None:
         """Make tables of these slots free for new requests: a row of the one before may still be sampled."""
