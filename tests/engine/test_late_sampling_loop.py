@@ -38,13 +38,18 @@ class LateRunner:
     changing, outgoing = False, None
 
     def __init__(self) -> None:
-        self.lacks_masks = 0
+        self.lacks_masks = self.looks = 0
+        """`looks`: how often the loop looks at the neighbours until a step is done behind its masks."""
         self.log: list[str] = []
         self._waits = Waits()
 
     def announce(self, step: Step) -> None: ...
     def prepare(self, step: Step) -> None: ...
-    def check_neighbours(self) -> None: ...
+
+    def check_neighbours(self) -> None:
+        if not self.lacks_masks:
+            self.looks -= 1
+            self._waits.over = self.looks <= 0
 
     def execute(self, step: Step) -> Pending:
         self.log.append(f"layers {step.number}")
@@ -56,7 +61,7 @@ class LateRunner:
 
     def sample_late(self, masks: list[Any]) -> None:
         self.log.append(f"sample {self.lacks_masks}")
-        self.lacks_masks, self._waits.over = 0, True
+        self.lacks_masks, self._waits.over = 0, self.looks == 0
 
 
 class Core:
@@ -94,9 +99,10 @@ class Core:
         self.retired.append(message.number)
 
 
-def run(core: Core, folder: Path, *coming: Any) -> list[str]:
+def run(core: Core, folder: Path, *coming: Any, looks: int = 0) -> list[str]:
     """Let the loop take what comes; return what the runner did."""
     runner, generations = LateRunner(), Generations(1)
+    runner.looks = looks
     ring = Recorder(folder / "main.ring", "main", 0, 0)
     core.reader = RingReader(folder / "main.ring")
     core.coming.extend(coming)
@@ -120,6 +126,13 @@ def test_it_samples_while_it_waits_for_a_step(core: Core, tmp_path: Path) -> Non
     assert done == ["layers 1", "sample 1", "layers 2"]
     assert core.retired == [1, 2]
     assert Kind.MASK in core.seen and Kind.DEVICE not in core.seen, "it waits for the core, and for no device"
+
+
+def test_behind_its_masks_a_step_waits_for_the_device(core: Core, tmp_path: Path) -> None:
+    """A wait for masks excuses a device that does not move: a stuck kernel would not be found."""
+    done = run(core, tmp_path, step(1, late=True), None, None, LateMasks(1, 1, []), *[None] * 5, looks=3)
+    assert done == ["layers 1", "sample 1"] and core.retired == [1]
+    assert [kind for kind in core.seen if kind in (Kind.MASK, Kind.DEVICE)][-1] is Kind.DEVICE
 
 
 def test_it_samples_behind_steps_that_come_first(core: Core, tmp_path: Path) -> None:

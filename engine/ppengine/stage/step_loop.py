@@ -128,15 +128,17 @@ class StepLoop:
         return step
 
     def _watch(self, until_step: bool = False) -> None:
-        """Wait until the device has done a step, the wait is over, or, with `until_step`, a step has come.
+        """Wait until the device has done a step or the wait is over, for its masks, or, with `until_step`, for a step.
 
         It looks at the device again and again: the message that a device waits for may never come.
         Raises PeerLostError.
         """
-        number = self._pending[0].retired.number
-        kind = Kind.MASK if number == self._runner.lacks_masks else Kind.DEVICE
-        with self._ring.operation(kind, number):
+        number, lacking = self._pending[0].retired.number, self._runner.lacks_masks
+        # Behind its masks the step waits for the device: as a wait for masks, that one would hide a stuck kernel.
+        with self._ring.operation(Kind.MASK if number == lacking else Kind.DEVICE, number):
             while not self._pending[0].done and not (until_step and self._inbox) and not self._link.over():
+                if number == lacking != self._runner.lacks_masks:
+                    break
                 time.sleep(_GLANCE_S)
                 self._take(0)
                 self._runner.check_neighbours()
