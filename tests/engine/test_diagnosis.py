@@ -212,6 +212,9 @@ def test_masks_that_do_not_come_are_a_lost_message_of_the_core():
     verdict, *others = diagnose(evidence(stages, steps_in_flight=(8,), since_retired_s=30.0))
     assert (verdict.stage, verdict.cause) == (1, "link") and "masks of m8" in verdict.summary
     assert not any(other.root for other in others)
+    launched = with_stage(stages, 1, op_step=9)
+    verdict, *_ = diagnose(evidence(launched, steps_in_flight=(8, 9), since_retired_s=30.0))
+    assert "masks of m8" in verdict.summary, "the layers of the next step are launched before"
     late = with_stage(stages, 1, op_age_s=0.05)
     assert diagnose(evidence(late, steps_in_flight=(8,), since_retired_s=0.1)) == []
 

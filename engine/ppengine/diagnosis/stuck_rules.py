@@ -23,6 +23,7 @@ from ppengine.diagnosis.wait_graph import (
     edge_of,
     holding,
     main_of,
+    masked_step,
     message_text,
     oldest_step,
     receiving_from,
@@ -195,7 +196,8 @@ def _waits_for_nobody(case: Case, root: StageEvidence, last: Wait | None, since:
         ]
         return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     if root.op == "mask":
-        text = f"{root.name} has not got the masks of m{root.op_step}; the core sends them or gives them up in 0.1 s"
+        it = f"the masks of m{masked_step(root)}"
+        text = f"{root.name} has not got {it}; the core sends them or gives them up in 0.1 s"
         lines = [f"{root.name}: {doing(root)}", *thread_lines(root)]
         return verdict(root, "link", text, since, [*lines, "its socket to the core (`steps`) has lost a message"])
     peer = receiving_from(root, stages_of(stage.key for stage in case.evidence.stages))

@@ -125,6 +125,12 @@ def oldest_step(stage: StageEvidence) -> int:
     return (stage.retired_step or 0) + 1 if stage.unretired_step is None else stage.unretired_step
 
 
+def masked_step(stage: StageEvidence) -> int:
+    """Return the number of the step that lacks masks: a GPU launches the layers of the next one before it waits."""
+    oldest, named = oldest_step(stage), stage.op_step
+    return oldest if named is None or stage.unretired_age_s is not None else named
+
+
 def stages_of(places: Iterable[Key]) -> int:
     """Return the number of stages that have these places."""
     return len({stage for stage, _ in places})
@@ -163,7 +169,7 @@ def _main_wait(stage: StageEvidence, stages: Places, evidence: Evidence) -> Wait
             return None
         return Wait(node, CORE, "its next step", since, soft=True)
     if stage.op == "mask":
-        return Wait(node, CORE, f"the masks of m{stage.op_step}", since, soft=True)
+        return Wait(node, CORE, f"the masks of m{masked_step(stage)}", since, soft=True)
     on_the_wire = stage.op == "room" and "poll" in (stage.wchan or "")
     if (
         stage.op == "room"
