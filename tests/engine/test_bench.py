@@ -191,6 +191,19 @@ def test_a_run_on_gpus_says_how_long_their_devices_worked(tmp_path: Path) -> Non
     ring.close()
 
 
+def test_work_beside_other_work_makes_no_device_more_than_busy(tmp_path: Path) -> None:
+    """Late sampling goes on beside the layers of the next step."""
+    ring = RingWriter(tmp_path / "s0.0.main.ring", "main", 0, 0)
+    with Breakdown(one_stage(tmp_path)) as seen:
+        time.sleep(0.02)
+        for number in range(1, 4):
+            now = time.monotonic_ns()
+            ring.begin(Kind.ON_DEVICE, number, size=1, begun_ns=now - 20 * MS, returned_ns=now, done_ns=now)
+    (stage,) = seen.stages
+    assert stage.on_device is not None and (stage.on_device.busy, stage.idle) == (1.0, 0.0)
+    ring.close()
+
+
 def test_layers_are_spread_by_what_devices_took() -> None:
     """Of 10 ms a layer, and 20 ms for the head: its stage is to have fewer layers."""
     stages = [on_device(0, 40.0), on_device(1, 40.0), on_device(2, 60.0)]

@@ -236,14 +236,15 @@ class Breakdown:
             return round(1e3 * times.total_s(kinds) / max(1, times.steps), 4)
 
         if worked_s:
-            busy, gbps = round(worked_s / run_s, 4), round(read_gb / worked_s, 3)
+            # Late sampling goes on beside the layers of the next step.
+            busy, gbps = round(min(1.0, worked_s / run_s), 4), round(read_gb / worked_s, 3)
             on_device = DeviceTimes(busy, each([Kind.ON_DEVICE]), gbps)
         return StageTimes(
             stage=place.stage,
             rank=place.rank,
             ranks_ms=each(RANK_WAITS),
             micro_batches=times.steps,
-            idle=round((run_s - worked_s if worked_s else times.total_s(WAITS, now_ns)) / run_s, 4),
+            idle=round((max(0.0, run_s - worked_s) if worked_s else times.total_s(WAITS, now_ns)) / run_s, 4),
             device=round(times.total_s([Kind.DEVICE], now_ns) / run_s, 4),
             own_ms=each(set(Kind) - WAITS - {Kind.DEVICE, Kind.ON_DEVICE}),
             compute_ms=each(_COMPUTE),
