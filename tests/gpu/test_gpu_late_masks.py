@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 from ppengine.common.ring import Kind, RingReader
 from ppengine.protocol.steps import TOKEN_REGISTERED, Check, Mask, Row, Step
 from ppengine.protocol.token_mask import TokenMask
+from ppengine.stage.backends.cuda import device_buffers
 from ppengine.stage.backends.cuda.device_timing import TimedWork
 from ppengine.stage.backends.cuda.streams import Event, Stream
+from ppengine.stage.wire import SupersededError
 from standin_card import WIDTH, Device, Pair, StandInStage, alone, decode, prompt, request
 from standin_sampling import booted, sampling_card
 
@@ -185,6 +189,48 @@ def test_copies_go_with_their_step(pair: Pair) -> None:
         assert kept() is None
     finally:
         gc.enable()
+
+
+def test_a_generation_is_left_while_a_step_waits(pair: Pair) -> None:
+    card, runner = pair.last.device, pair.last.runner
+
+    def superseded(number: int) -> list[Mask]:
+        raise SupersededError(f"step {number} waited for its masks")
+
+    runner._late._late_masks = superseded
+    card.prompt = True
+    late = pair.launch(decode(6), late=[0])[1]
+    with pytest.raises(SupersededError):
+        pair.launch(decode(6, slot=1))
+    sampled = card.log.count("choose")
+    runner.leave()
+    assert card.log.count("choose") == sampled and not late.done and quiet(pair)
+
+
+def test_boot_takes_the_memory_of_late_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the most rows: torch keeps memory for each stream, and boot counts all that it has taken."""
+    card, using, taken = sampling_card(monkeypatch, (4, 8)), list[Any](), list[tuple[Any, int]]()
+
+    @contextmanager
+    def use(raw: Any) -> Iterator[None]:
+        using.append(raw)
+        yield
+        using.pop()
+
+    def noted(logits: torch.Tensor, masks: Any) -> torch.Tensor:
+        taken.append((using[-1], len(logits)))
+        return logits
+
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(device_buffers, "masked", noted)
+    pair = Pair(card, tmp_path, by_device=False)
+    booted(pair.first, pair.last)
+    late = pair.last.buffers.late_sampling
+    assert late is not None and (late.raw, 4) in taken, "the stand-in has four requests at most"
+    (tmp_path / "alone").mkdir()
+    taken.clear()
+    booted(alone(card, tmp_path / "alone"))
+    assert [rows for _, rows in taken] == [1], "it waits for masks before the next layers"
 
 
 def test_no_step_is_prepared_before_its_tables_are_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -195,4 +195,27 @@ class DeviceBuffers:
             for rows in WARM_ROWS:
                 hidden = torch.zeros(rows, self._width, dtype=self._dtype, device=self.device)
                 score(Positions("", 0, 1, [0] * rows, 1), hidden, self._stage[0].whole_logits)
-            masked(logits, {0: TokenMask(bytes(4 * -(-self._vocabulary // 32)))})
+            masked(logits, {0: self._no_token})
+        if self.late_sampling is not None:
+            self._warm_up_late(self.late_sampling, self.sampling)
+
+    def _warm_up_late(self, late: Stream, sampling: DeviceSampling) -> None:
+        """Have torch take the memory of late sampling, so that it is counted, and no later step runs out of memory.
+
+        torch keeps it for each stream: on compute copies of logits for three steps under way, the rest on `late`.
+        """
+        rows, device = min(self._requests, self._tokens), self.device
+        with self.compute.use():
+            # One of the largest step, and two of decodes, which the core spreads over micro-batches.
+            sizes = [(count, self._vocabulary) for count in (rows, self._rows, self._rows)]
+            logits = [torch.zeros(size, dtype=self._dtype, device=device) for size in sizes]
+            slots = torch.zeros(rows, dtype=torch.int32, device=device)
+        late.wait(self.compute.record("logits for warming up"))
+        with late.use():
+            allowed = masked(logits[0], {0: self._no_token})
+            choose(allowed, sampling, slots, slots, greedy=False, newest=self.latest)
+        late.synchronize()
+
+    @property
+    def _no_token(self) -> TokenMask:
+        return TokenMask(bytes(4 * -(-self._vocabulary // 32)))
