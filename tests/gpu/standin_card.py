@@ -266,8 +266,10 @@ def alone(device: Device, folder: Path) -> StandInStage:
 class Pair:
     """Two stages, both of this process and thread; messages through the wire, or `by_device`."""
 
-    def __init__(self, device: Device, folder: Path, by_device: bool) -> None:
-        self.first, self.last = (StandInStage(device, folder, number, 2) for number in range(2))
+    def __init__(self, device: Device, folder: Path, by_device: bool, model: type[Layers] = Layers) -> None:
+        self.first, self.last = (
+            StandInStage(device, folder, number, 2, model(device, number == 0, number == 1)) for number in range(2)
+        )
         forth, back = _edge(0, 1), _edge(1, 0)
         if by_device:
             ends = [CudaEnds(stage.driver, stage.buffers) for stage in (self.first, self.last)]
