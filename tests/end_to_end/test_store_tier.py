@@ -91,7 +91,7 @@ async def written(op: Operator) -> None:
 
 
 async def kept(op: Operator, files: Path, chunks: int) -> None:
-    """Wait until so many chunks have their marker."""
+    """Wait until `chunks` chunks have their markers."""
     await op.until(lambda _: len(list(files.glob("marker/*/*"))) >= chunks, f"{chunks} chunks are kept", BACK_S)
 
 

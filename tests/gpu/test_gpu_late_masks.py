@@ -208,7 +208,7 @@ def test_a_generation_is_left_while_a_step_waits(pair: Pair) -> None:
 
 
 def test_boot_takes_the_memory_of_late_sampling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of the most rows: torch keeps memory for each stream, and boot counts all that it has taken."""
+    """The tensors are of the most rows: torch keeps memory for each stream, and boot counts what it has taken."""
     card, using, taken = sampling_card(monkeypatch, (4, 8)), list[Any](), list[tuple[Any, int]]()
 
     @contextmanager

@@ -55,13 +55,13 @@ class TellingLayers(Layers):
     spec = SimpleNamespace(vocab_size=VOCABULARY, eos_token_ids=[])
 
     def run(self, hidden: Tensor, batch: Any, kv: object, behind: Any = None) -> Tensor:
-        told = super().run(hidden, batch, kv, behind).clone()
-        told += batch.slot_mapping[: len(told)].clamp(min=0).unsqueeze(1)
+        out = super().run(hidden, batch, kv, behind).clone()
+        out += batch.slot_mapping[: len(out)].clamp(min=0).unsqueeze(1)
         starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
         for row, length in enumerate(lengths):
             used = batch.block_tables[row, : -(-length // BLOCK)]
-            told[starts[row] : starts[row + 1]] += int((used * torch.arange(1, len(used) + 1)).sum())
-        return told
+            out[starts[row] : starts[row + 1]] += int((used * torch.arange(1, len(used) + 1)).sum())
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._device.log.append("head")
@@ -75,7 +75,7 @@ class Timed:
     rows: list[Row]
     fields: dict[str, Any]
     masks: dict[int, TokenMask]
-    """Of sampled rows, by slot."""
+    """Those of sampled rows, by slot."""
     late: list[int]
     when: str
     """`before` the step on the first stage, `between` both stages, `behind` it, or `needed`."""
