@@ -13,7 +13,8 @@ from ppconsole.view import commands
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.verbs import Abort, Many, Priority
 
-LIVE = ["r-8f2c", "r-8f31", "r-19aa", "r-77b0", "r-77b0.1", "r-77b0.2", "cmpl-aa01", "cmpl-bb02"]
+LIVE = ["r-8f2c", "r-8f31", "r-19aa", "r-77b0", "r-77b0.1", "r-77b0.2", "cmpl-aa01", "cmpl-bb02",
+        "chatcmpl-order-7-0123456789ab"]  # fmt: skip
 
 
 @pytest.fixture
@@ -42,6 +43,8 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
         ("r-7", "r-77b0"),
         ("r-77b0.2", "r-77b0.2"),
         ("…b02", "cmpl-bb02"),
+        ("order-7", "chatcmpl-order-7-0123456789ab"),
+        ("order", "order"),
         ("r-e", "r-e"),
         ("f31", "f31"),
         ("", ""),
@@ -74,7 +77,7 @@ def test_many_candidates_are_counted() -> None:
 def test_a_part_is_refused_if_unlisted_requests_may_be_meant(fake: FakeGateway) -> None:
     fake.snapshot.requests_total = 2000
     assert whole_in("r-19aa", fake.snapshot) == "r-19aa"
-    with pytest.raises(AmbiguousError, match="only the first 9 of 2000 requests are listed; give the whole id"):
+    with pytest.raises(AmbiguousError, match="only the first 10 of 2000 requests are listed; give the whole id"):
         whole_in("r-19a", fake.snapshot)
 
 

@@ -29,8 +29,9 @@ _EXPLAIN_S = 3.0
 def show_command(common: Common, request: str) -> None:
     """Print one REQUEST in detail.
 
-    REQUEST is an id, or a unique beginning of one. It has its block table, tokens, timing, and why it waits. An engine
-    that has ended has its last known state: a picture of the last hour or of an incident, and its events.
+    REQUEST is an id, a unique beginning of one, or the x-request-id of its HTTP client. It has its block table, tokens,
+    timing, and why it waits. An engine that has ended has its last known state: a picture of the last hour or of an
+    incident, and its events.
     """
     from ppengine.protocol.inspection import RequestDetail
 

@@ -60,7 +60,8 @@ def verb_command(name: str) -> click.Command:
 def follow_command(request: str, common: Common) -> int:
     """Print the text of REQUEST as it comes.
 
-    REQUEST is an id, or a unique beginning of one. The text comes from its beginning. Ctrl-C leaves the request alone.
+    REQUEST is an id, a unique beginning of one, or the x-request-id of its HTTP client. The text comes from its
+    beginning. Ctrl-C leaves the request alone.
     """
 
     from ppconsole.link.source import QueryFailed

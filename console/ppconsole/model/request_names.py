@@ -1,4 +1,7 @@
-"""Requests named by a part of their id: a unique beginning, or the end behind `…` as tables shorten long ids."""
+"""Requests named by a part of their id: a unique beginning, the end behind `…`, or the id that an HTTP client gave.
+
+Tables shorten long ids to their ends.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ if TYPE_CHECKING:
     from ppengine.protocol.snapshot import Snapshot
 
 _SAMPLE = re.compile(r"\.\d+$")
+_CLIENTS = re.compile(r"[a-z]+[-_](.+)-[0-9a-f]{12}(-\d+)?(\.\d+)?")
+"""Ids of requests whose HTTP client gave one of its own: it is the first group."""
 _SHOWN = 8
 """Most candidates that a refusal lists."""
 _CUT = ("…", "...")
@@ -58,7 +63,8 @@ def _means(text: str, name: str) -> bool:
     for sign in _CUT:
         if text.startswith(sign):
             return name.endswith(text.removeprefix(sign))
-    return name.startswith(text)
+    own = _CLIENTS.fullmatch(name)
+    return name.startswith(text) or (own is not None and own[1] == text)
 
 
 def _with_groups(names: Iterable[str]) -> dict[str, None]:
