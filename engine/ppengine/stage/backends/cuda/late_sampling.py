@@ -34,16 +34,15 @@ class _Waiting:
         """The step's own; None once it is sampled: in a cycle, copies would stay until Python looks for cycles."""
         self.kept = kept
         """Copies, which this keeps until the step is retired: torch would hand their memory to the layers."""
-        self.sampled = False
         self._sampling = sampling
 
     def done(self) -> bool:
         """Return whether its sampling is launched."""
-        return self.sampled
+        return self.pending is None
 
     def synchronize(self) -> None:
         """Wait for its masks, and launch it."""
-        if not self.sampled:
+        if not self.done():
             self._sampling.wait()
 
 
@@ -52,7 +51,7 @@ class LateSampling:
 
     def __init__(self, parts: RunnerParts, buffers: DeviceBuffers, sampler: StepSampler) -> None:
         self._late_masks, self._ring = parts.late_masks, parts.ring
-        self._compute, self.stream, self._sampler = buffers.compute, buffers.late_sampling, sampler
+        self._compute, self._stream, self._sampler = buffers.compute, buffers.late_sampling, sampler
         self._turn = 0
         self._buffers = [self._compute.buffer(f"kept logits {turn}") for turn in range(KEPT)]
         """Copies as the ledger knows them: each step has the next one."""
@@ -67,7 +66,7 @@ class LateSampling:
 
     def keep(self, step: Step, requests: list[Register], launched: Launched, work: TimedWork, pending: Pending) -> None:
         """Launch copies of the logits of a step, which will be overwritten. No other step may wait."""
-        assert self.stream is not None and self._waiting is None
+        assert self._stream is not None and self._waiting is None
         compute = self._compute
         with compute.use():
             kept = Launched(*(part.clone() for part in launched))
@@ -77,7 +76,7 @@ class LateSampling:
             buffer.size = kept.out.nbytes
             compute.order.ledger.issue(buffer, "allocation")
         compute.declare("keeping of logits", writes=(buffer,))
-        self.stream.wait(compute.record("logits kept"))
+        self._stream.wait(compute.record("logits kept"))
         compute.settle()
         self._waiting = _Waiting(step, requests, kept, work, pending, self)
         pending.until(self._waiting)
@@ -94,15 +93,15 @@ class LateSampling:
 
     def sample(self, masks: list[Mask]) -> None:
         """Launch the sampling of the step that waits for `masks`."""
-        waiting, self._waiting, stream = self._waiting, None, self.stream
+        waiting, self._waiting, stream = self._waiting, None, self._stream
         assert waiting is not None and waiting.pending is not None and stream is not None
-        step, pending, waiting.pending = waiting.step, waiting.pending, None
+        step = waiting.step
         step.masks = step.masks + masks
         stream.declare("use of kept logits", reads=(self._buffers[self._turn],))
         with stream.working(), waiting.work.elsewhere(stream):
-            self._sampler.sample(step, waiting.requests, waiting.kept, None, pending, stream)
+            self._sampler.sample(step, waiting.requests, waiting.kept, None, waiting.pending, stream)
         self._sampled = stream.record("sampled late")
-        waiting.sampled = True
+        waiting.pending = None
 
     def settle(self) -> bool:
         """Let compute wait for all sampling that is launched; return whether it may have to."""
