@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ppengine.core.grammar_asks import Ask
-from ppengine.core.mask_processes import make_processes
+from ppengine.core.mask_processes import NEAR, MaskProcesses, make_processes
 from ppengine.protocol.structured_outputs import Grammar
 
 
@@ -18,12 +18,20 @@ class Process:
         self.asked: list[int] = []
         self.forgotten: list[list[int]] = []
         self.calls: list[str] = []
+        self.expected: list[str] = []
+        self.compiled: set[str] = set()
 
     def ask(self, asks: list[Ask]) -> None:
         self.asked += [ask.matcher for ask in asks]
 
     def forget(self, matchers: list[int]) -> None:
         self.forgotten.append(matchers)
+
+    def expect(self, grammar: Grammar) -> None:
+        self.expected.append(grammar.text)
+
+    def has(self, grammar: Grammar) -> bool:
+        return grammar.text in self.compiled
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: self.calls.append(name) or []
@@ -44,17 +52,63 @@ def test_many_cores_have_several(cores: int, check: tuple[str, int], masks: list
     assert [(one.task, one.threads) for one in made.processes] == masks  # type: ignore[attr-defined]
 
 
-def test_an_output_stays_with_its_process() -> None:
+def made() -> tuple[MaskProcesses, list[Process]]:
     _, masks = make_processes(Process, 32)  # type: ignore[arg-type]
-    for matchers in ((1, 2, 3, 4, 5, 8), (1,)):
-        masks.ask([Ask(matcher, Grammar("regex", "x"), [], [], lambda _: None) for matcher in matchers])
-    processes: list[Any] = masks.processes
-    assert [one.asked for one in processes] == [[4, 8], [1, 5, 1], [2], [3]]
-    masks.expect(6, Grammar("regex", "y"))
-    assert [one.calls for one in processes] == [[], [], ["expect"], []]
-    processes[2].calls.clear()
-    masks.forget([1, 5, 8])
-    assert [one.forgotten for one in processes] == [[[8]], [[1, 5]], [], []]
+    return masks, masks.processes  # type: ignore[return-value]
+
+
+def asks(*matchers: int) -> list[Ask]:
+    return [Ask(matcher, Grammar("regex", "x"), [], [], lambda _: None) for matcher in matchers]
+
+
+def test_an_output_stays_with_its_process_until_it_ends() -> None:
+    masks, processes = made()
+    for matcher in range(1, 7):
+        masks.open(matcher, Grammar("regex", "x"))
+    masks.ask(asks(1, 2, 3, 4, 5))
+    masks.ask(asks(1))
+    assert [one.asked for one in processes] == [[1, 5, 1], [2], [3], [4]]
+    masks.forget([1, 5, 4])
+    assert [one.forgotten for one in processes] == [[[1, 5]], [], [], [[4]]]
+    for matcher in (7, 8, 9):
+        masks.open(matcher, Grammar("regex", "x"))
+    masks.ask(asks(7, 8, 9))
+    assert [one.asked[-1] for one in processes] == [9, 2, 3, 8], "the process with the fewest outputs"
     for call in (masks.prepare, masks.advance, masks.close, lambda: masks.take(b"masks1-1", object())):
         call()
     assert all(one.calls == ["prepare", "advance", "close", "take"] for one in processes)
+
+
+def test_an_output_goes_where_its_grammar_is_compiled_since_its_check() -> None:
+    masks, processes = made()
+    for name in "abcdefgh":
+        masks.expect(Grammar("regex", name))
+        masks.expect(Grammar("regex", name))
+    assert [one.expected for one in processes] == [["a", "e"], ["b", "f"], ["c", "g"], ["d", "h"]]
+    processes[2].compiled.add("c")
+    for matcher, name in enumerate("cgbaecc", 1):
+        assert masks.open(matcher, Grammar("regex", name)) == (matcher in (1, 6, 7))
+    masks.ask(asks(*range(1, 8)))
+    assert [one.asked for one in processes] == [[4, 5], [3], [1, 2, 6, 7], []]
+
+
+def test_outputs_of_one_grammar_are_spread_where_it_is_compiled_in_one_process() -> None:
+    masks, processes = made()
+    grammar = Grammar("regex", "x")
+    processes[1].compiled.add("x")
+    for matcher in range(1, 257):
+        masks.open(matcher, grammar)
+        masks.ask(asks(matcher))
+    assert [len(one.asked) for one in processes] == [60, 76, 60, 60]
+    assert processes[1].asked[:NEAR] == list(range(1, NEAR + 1))
+
+
+def test_grammars_whose_output_never_comes_keep_no_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppengine.core.mask_processes.HOMES_MOST", 4)
+    masks, processes = made()
+    for number in range(11):
+        masks.expect(Grammar("regex", str(number)))
+    for matcher in range(1, 6):
+        masks.open(matcher, Grammar("regex", "x"))
+        masks.ask(asks(matcher))
+    assert sorted(len(one.asked) for one in processes) == [1, 1, 1, 2]

@@ -219,8 +219,6 @@ class Constraints:
         held = self._held(request) if outputs < sampling.min_tokens or sampling.ignore_eos else []
         if not outputs and not held and (first := self._first.get(ask.grammar)) is not None:
             scheduler.masks.take_all([(request, first, ())], self._forced)
-            # It is compiled while the prompt is computed.
-            self.masks.expect(ask.matcher, ask.grammar)
             return None
         ask.held, ask.forced_most = held, 0
         # The first token ends the prompt; below `min_tokens`, each mask depends on the number of tokens.
@@ -261,7 +259,8 @@ class Constraints:
         # The stage that samples counts tokens for adjustments, those that are dropped too.
         output = _Output(ask, _jumps(request.sampling), ahead=not request.sampling.adjusts and not slow)
         self._outputs[request] = output
-        request.ahead = output.ahead and self.masks.has(ask.matcher, grammar)
+        # It is compiled while the prompt is computed.
+        request.ahead = self.masks.open(ask.matcher, grammar) and output.ahead
         return output
 
     def _held(self, request: Request) -> list[int]:
@@ -274,6 +273,7 @@ class Constraints:
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
         if masked.mask is not None:
+            self.masks.expect(grammar)
             self._first[grammar] = self._equal.setdefault(masked.mask, masked.mask)
             if len(self._first) > KEPT_MOST:
                 self._first.popitem(last=False)

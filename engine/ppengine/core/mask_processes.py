@@ -7,8 +7,9 @@ which all of its threads compute. So there are several where cores are many.
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.core.grammar_asks import Ask, Taken
@@ -21,15 +22,28 @@ CORES = 8
 """Cores for each process."""
 THREADS_MOST = 16
 """Threads that compute masks, of all processes together."""
+NEAR = 16
+"""Outputs that a process may have more than another one, to spare that one a compile."""
+HOMES_MOST = 1000
+"""Grammars that are compiled for an output that has not come: some never come."""
 Make = Callable[[str, int], GrammarProcess]
 """Makes a process for a task, with a number of threads."""
 
 
 @dataclass(eq=False)
 class MaskProcesses:
-    """Sends the questions of an output to one process."""
+    """Gives each output to a process: to one that has its grammar, unless others have far fewer outputs."""
 
     processes: list[GrammarProcess]
+    _outputs: list[int] = field(init=False)
+    """Outputs of each process, and grammars in it whose output is still to come."""
+    _homes: OrderedDict[Grammar, int] = field(init=False, default_factory=OrderedDict)
+    """Places of the processes of grammars whose output is still to come, the newest last."""
+    _places: dict[int, int] = field(init=False, default_factory=dict)
+    """Place of the process of each matcher."""
+
+    def __post_init__(self) -> None:
+        self._outputs = [0] * len(self.processes)
 
     def prepare(self) -> None:
         """Let them start before the first question."""
@@ -37,29 +51,51 @@ class MaskProcesses:
         for process in self.processes:
             process.prepare()
 
+    def expect(self, grammar: Grammar) -> None:
+        """Have a grammar compiled for an output that is about to come."""
+        if grammar in self._homes:
+            return
+        self._homes[grammar] = place = self._place(grammar)
+        self.processes[place].expect(grammar)
+        if len(self._homes) > HOMES_MOST:
+            _, oldest = self._homes.popitem(last=False)
+            self._outputs[oldest] -= 1
+
+    def open(self, matcher: int, grammar: Grammar) -> bool:
+        """Choose the process of an output, and have its grammar compiled there; return whether it probably is."""
+        home = self._homes.pop(grammar, None)
+        self._places[matcher] = place = self._place(grammar) if home is None else home
+        process = self.processes[place]
+        process.expect(grammar)
+        return process.has(grammar)
+
     def ask(self, asks: list[Ask]) -> None:
         """Queue questions; `give` sends them."""
-        count = len(self.processes)
-        parts: list[list[Ask]] = [[] for _ in range(count)]
+        parts: list[list[Ask]] = [[] for _ in self.processes]
         for ask in asks:
-            parts[ask.matcher % count].append(ask)
+            parts[self._places[ask.matcher]].append(ask)
         for process, part in zip(self.processes, parts, strict=True):
             process.ask(part)
 
-    def expect(self, matcher: int, grammar: Grammar) -> None:
-        """Let the process of an output compile its grammar, if it is new there, before the first question."""
-        self.processes[matcher % len(self.processes)].expect(grammar)
-
-    def has(self, matcher: int, grammar: Grammar) -> bool:
-        """Return whether the process of an output has its grammar, as far as is known here."""
-        return self.processes[matcher % len(self.processes)].has(grammar)
-
     def forget(self, matchers: list[int]) -> None:
         """Drop the matchers of outputs that have ended."""
-        count = len(self.processes)
-        for place, process in enumerate(self.processes):
-            if gone := [matcher for matcher in matchers if matcher % count == place]:
-                process.forget(gone)
+        gone: list[list[int]] = [[] for _ in self.processes]
+        for matcher in matchers:
+            gone[self._places.pop(matcher)].append(matcher)
+        for place, (process, part) in enumerate(zip(self.processes, gone, strict=True)):
+            if part:
+                self._outputs[place] -= len(part)
+                process.forget(part)
+
+    def _place(self, grammar: Grammar) -> int:
+        """Return the place of the process for one more output, and count it there."""
+        outputs = self._outputs
+        place = outputs.index(min(outputs))
+        has = [other for other, process in enumerate(self.processes) if process.has(grammar)]
+        if has and outputs[nearest := min(has, key=outputs.__getitem__)] <= outputs[place] + NEAR:
+            place = nearest
+        outputs[place] += 1
+        return place
 
     def take(self, name: bytes, message: object) -> list[Taken]:
         """Take a message of one of them; return the masks of outputs."""

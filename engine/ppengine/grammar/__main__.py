@@ -12,12 +12,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import zmq
-from llguidance import LLMatcher
 
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.begin_process import begin
 from ppengine.common.system_memory import keep_freed_memory
-from ppengine.grammar.matchers import GrammarError, Matchers
+from ppengine.grammar.matchers import Compiled, GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.structured_outputs import Grammar
@@ -66,7 +65,7 @@ class Process:
         self._matchers, self._socket = matchers, socket
         self._codec = Codec(ToGrammars)
         self._pool = ThreadPoolExecutor(compilers)
-        self._compiled: SimpleQueue[tuple[Grammar, LLMatcher | GrammarError]] = SimpleQueue()
+        self._compiled: SimpleQueue[tuple[Grammar, Compiled | GrammarError]] = SimpleQueue()
         self._waiting: dict[Grammar, list[Question]] = {}
         """Questions by the grammar that is compiled for them."""
         # A socket belongs to one thread, so the others wake this one by a pipe.
@@ -104,7 +103,7 @@ class Process:
 
     def _compile(self, grammar: Grammar) -> None:
         """Compile a grammar, on a thread of the pool."""
-        result: LLMatcher | GrammarError
+        result: Compiled | GrammarError
         try:
             result = self._matchers.compile(grammar)
         except GrammarError as error:

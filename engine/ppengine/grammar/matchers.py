@@ -50,17 +50,21 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; one line."""
 
 
-class _Compiled(NamedTuple):
-    """A matcher at the beginning of a text, and masks of first free choices by the tokens in front of them."""
+class Compiled(NamedTuple):
+    """A grammar that is compiled."""
 
     matcher: LLMatcher
+    """At the beginning of a text."""
+    start: Bytes
+    """Mask of the first token."""
     first: dict[tuple[int, ...], NDArray[np.int32]]
+    """Masks of first free choices by the tokens in front of them."""
 
 
 class _Beginning(NamedTuple):
     """The grammar and all tokens of an output that has had no free choice. Outputs that share both share a mask."""
 
-    compiled: _Compiled
+    compiled: Compiled
     tokens: list[int]
 
 
@@ -81,35 +85,35 @@ class Matchers:
         self._tokenizer = LLTokenizer(file, n_vocab=vocabulary, eos_token=eos, slices=SLICES)
         self._vocabulary, self._eos = vocabulary, eos
         self._executor = LLExecutor(threads)
-        self._grammars: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._grammars: OrderedDict[Grammar, Compiled] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
         self._beginnings: dict[int, _Beginning] = {}
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher at the beginning of a text; any thread may call it. Raises GrammarError."""
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Compile a grammar; any thread may call it. Raises GrammarError."""
         try:
             limits = REGEX_LIMITS if grammar.kind == "regex" else LIMITS
             matcher = LLMatcher(self._tokenizer, _lark_or_schema(grammar), log_level=0, limits=limits)
         except (ValueError, RecursionError) as error:
             raise GrammarError(one_line(str(error))) from None
         # The first mask makes most states of the lexer, for all outputs of this grammar.
-        fault = _error_of(matcher)
-        if not fault:
-            # Some limits end a grammar behind its first token alone.
-            mask, second = matcher.compute_bitmask(), matcher.deep_copy()
-            fault = _error_of(matcher)
-            token = _some_token(mask, self._eos)
-            if not fault and token is not None:
-                second.consume_token(token)
-                second.compute_bitmask()
-                fault = _error_of(second)
-        if fault:
+        if fault := _error_of(matcher):
             raise GrammarError(fault)
-        return matcher
+        # Some limits end a grammar behind its first token alone.
+        mask, second = matcher.compute_bitmask(), matcher.deep_copy()
+        words = np.frombuffer(mask, "<i4")[: -(-self._vocabulary // 32)]
+        if fault := _error_of(matcher) or ("" if words.any() else _DEAD_END):
+            raise GrammarError(fault)
+        if (token := _some_token(words.view("<u4"), self._eos)) is not None:
+            second.consume_token(token)
+            second.compute_bitmask()
+            if fault := _error_of(second):
+                raise GrammarError(fault)
+        return Compiled(matcher, fold(words[None])[1][0], {})
 
-    def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+    def keep(self, grammar: Grammar, compiled: Compiled) -> None:
         """Keep a compiled grammar."""
-        self._grammars[grammar] = _Compiled(matcher, {})
+        self._grammars[grammar] = compiled
         if len(self._grammars) > KEPT_MOST:
             self._grammars.popitem(last=False)
 
@@ -118,15 +122,21 @@ class Matchers:
         return grammar not in self._grammars
 
     def answers(self, questions: list[Question]) -> Answers:
-        """Return the masks of outputs whose grammars are compiled, behind the tokens that must follow."""
-        masks: NDArray[np.int32] = allocate_token_bitmask(len(questions), self._vocabulary)
-        outputs = [self._advanced(question) for question in questions]
-        self._fill(outputs, masks)
-        counts, folded = fold(masks)
-        self._keep_first(outputs, masks, counts)
+        """Return masks: of outputs, behind tokens that must follow, and first ones. All grammars are compiled."""
         message, distinct = Answers([], []), dict[Bytes, int]()
-        for row, output in enumerate(outputs):
-            self._answer(output, masks[row], counts[row], folded[row], message, distinct)
+        outputs: list[_Output] = []
+        for question in questions:
+            if question.matcher:
+                outputs.append(self._advanced(question))
+            else:
+                self._answer_first(question, message, distinct)
+        if outputs:
+            masks: NDArray[np.int32] = allocate_token_bitmask(len(outputs), self._vocabulary)
+            self._fill(outputs, masks)
+            counts, folded = fold(masks)
+            self._keep_first(outputs, masks, counts)
+            for row, output in enumerate(outputs):
+                self._answer(output, masks[row], counts[row], folded[row], message, distinct)
         message.masks = [TokenMask(*mask) for mask in distinct]
         return message
 
@@ -171,8 +181,7 @@ class Matchers:
             self._grammars.move_to_end(question.grammar)
             compiled = self._grammars[question.grammar]
             matcher, beginning = compiled.matcher.deep_copy(), _Beginning(compiled, [])
-            if question.matcher:
-                self._matchers[question.matcher], self._beginnings[question.matcher] = matcher, beginning
+            self._matchers[question.matcher], self._beginnings[question.matcher] = matcher, beginning
         else:
             matcher, beginning = self._matchers[question.matcher], self._beginnings.get(question.matcher)
         if question.tokens:
@@ -183,6 +192,13 @@ class Matchers:
         if beginning:
             beginning.tokens.extend([*question.tokens, *forced])
         return _Output(question, matcher, forced, beginning)
+
+    def _answer_first(self, question: Question, message: Answers, distinct: dict[Bytes, int]) -> None:
+        """Add the first mask of a grammar to a message, as the thread that compiled it has made it."""
+        assert question.grammar is not None, "a question without a matcher is about a grammar"
+        self._grammars.move_to_end(question.grammar)
+        message.numbers.append(question.number)
+        message.places.append(distinct.setdefault(self._grammars[question.grammar].start, len(distinct)))
 
     def _answer(
         self,
@@ -225,9 +241,8 @@ def _error_of(matcher: LLMatcher) -> str:
     return _DEAD_END if error == "NoExtensionBias" else error
 
 
-def _some_token(mask: bytes, eos: list[int]) -> int | None:
+def _some_token(words: NDArray[np.uint32], eos: list[int]) -> int | None:
     """Return the last token of a mask that does not end the text; None without one."""
-    words = np.frombuffer(mask, "<u4")
     # Other threads that compile wait meanwhile: bits are looked at in the last words alone.
     for place in map(int, reversed(np.flatnonzero(words != 0))):
         word = int(words[place])
