@@ -1,13 +1,15 @@
 """Measure streams beside a client that sends bad requests, against the same streams without it.
 
 python tests/end_to_end/bench_bad_clients.py [--step-s 0.005] [--pairs 8] [--seconds 8] [--every 0.5] [--scrape]
+    [--profile P] [--set a.b=c]
 
 The bad client is a process of its own at the lowest priority, since its work is not the engine's. It sends a bad
 request every `--every` seconds, in turn: bodies of 100 MB, with their length and in chunks, 7.9 million token ids, deep
 JSON, broken UTF-8, 100,000 headers, a text of 100,000 tokens, and streams that it does not read. It also keeps 200
 connections open in the middle of a body. `--step-s` is what a step takes longer, so that the cores have time left.
 
-With `--scrape` a client that asks for `/metrics` takes its place, every `--every` seconds.
+With `--scrape` a client that asks for `/metrics` takes its place, every `--every` seconds. With `--profile` that engine
+serves, as fast as it is; its model needs a tokenizer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent.parent / "engine"))
 
+from ppengine.bench.online_servers import EngineServer
 from ppengine.common.config import load_profile
 from serving import Served
 
@@ -148,15 +151,22 @@ def main() -> None:
     for name, default in (("step-s", 0.005), ("pairs", 8), ("seconds", 8.0), ("every", 0.5)):
         parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("--scrape", action="store_true", help="scrape in place of bad requests")
+    parser.add_argument("--profile", help="in place of the bundled model on two stages")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--bad", type=int, help="be the bad client of this port")
     options = parser.parse_args()
     if options.bad:
         (scrape if options.scrape else be_bad)(options.bad, options.every)
         return
     ratios, said = list[tuple[float, float]](), Counter[str]()
-    profile = load_profile("tiny", ["http.listen=127.0.0.1:0", "memory.device_mib=128"])
-    with Served(profile, step_s=options.step_s) as engine:
-        port = int((engine.config.profile.http.listen or "").rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        if options.profile:
+            target = stack.enter_context(EngineServer(load_profile(options.profile, options.settings))).target
+        else:
+            profile = load_profile("tiny", ["http.listen=127.0.0.1:0", "memory.device_mib=128", *options.settings])
+            engine = stack.enter_context(Served(profile, step_s=options.step_s))
+            target = engine.config.profile.http.listen or ""
+        port = int(target.rpartition(":")[2])
         streams = Streams(port)
         streams.measure(5.0)
         for number in range(options.pairs):
