@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 import rank_snapshots
 import snapshots
+from ppconsole.cli.incident_text import incident_lines
+from ppconsole.cli.render import explain_lines
+from ppconsole.link.incident_source import Listed
 from ppconsole.model.steps import of_stage
 from ppconsole.model.suggestion import suggestion
 from ppconsole.model.waits import CORE, arrows
 from ppconsole.view import diagnosis, pipeline, step_table
 from ppconsole.view.cells import text_of, width_of
 from ppconsole.view.diagnosis import Known
+from ppengine.protocol.discovery import EngineRecord
+from ppengine.protocol.incidents import Incident
 from ppengine.protocol.inspection import OpRecord, StacksDetail, StageRings, StageStacks, ThreadRing
 from ppengine.protocol.place import Place
-from ppengine.protocol.snapshot import IncidentInfo, Verdict, WaitInfo
+from ppengine.protocol.snapshot import FurtherFault, IncidentInfo, Verdict, WaitInfo
 
 WIDTHS = (60, 80, 120, 200)
 
@@ -250,3 +257,30 @@ def test_a_stage_whose_last_move_is_unknown_says_so() -> None:
     stage = picture.stages[1]
     stage.streams, stage.op, stage.waiting_on, stage.progress_age_ms = [], None, None, None
     assert "last move unknown" in "\n".join(texts(pipeline.rows(picture, 80)))
+
+
+def test_further_processes_of_a_verdict_are_lines_behind_its_evidence():
+    """On the screen, in `explain` and in an incident; only a field makes them."""
+    further = [
+        FurtherFault(subject="texts", summary="texts (pid 8) is stopped", suggest="kill -CONT 8"),
+        FurtherFault(subject="agent", summary="agent\x07 (pid 9) hangs"),
+    ]
+    verdict = Verdict(
+        stage=None, cause="process", subject="http0", summary="http0 (HTTP process, pid 7) is stopped", since_s=3.0,
+        evidence=["pid 7: process state T"], suggest="kill -CONT 7", further=further,
+    )  # fmt: skip
+    picture = snapshots.snapshot(2, 0, verdicts=[verdict])
+    shown = [line.rstrip() for line in page(picture)]
+    first = shown.index("  - pid 7: process state T")
+    also = ["also: texts (pid 8) is stopped (kill -CONT 8)", "also: agent (pid 9) hangs"]
+    assert shown[first + 1 : first + 3] == [f"  - {line}" for line in also]
+    assert explain_lines(picture)[1:4] == [f"    {line}" for line in ("pid 7: process state T", *also)]
+    fault = msgspec.structs.replace(snapshots.fault(snapshots.stuck()), verdict=verdict)
+    info = IncidentInfo(number=3, wall=1e9, stage=None, cause="process", summary=verdict.summary)
+    engine = EngineRecord(
+        id="e", name="tiny", epoch="e", pid=1, pid_start=1, state_endpoint="", control_endpoint="", bulk_endpoint="",
+        proto=2, model="tiny", pipeline_parallel_size=2, run_dir="", started_wall=1e9,
+    )  # fmt: skip
+    listed = Listed("3", engine, info, Path("incidents/3"))
+    lines = incident_lines(listed, Incident(info=info, fault=fault), 1e9 + 9)
+    assert [f"    {line}" for line in also] == lines[3:5]

@@ -531,7 +531,7 @@ def test_the_frame_uses_every_row(width, height, count):
 
 def test_a_process_beside_the_pipeline_is_named_and_comes_behind_a_stage():
     summary = "http0 (HTTP process, pid 7) is stopped by a signal (state T)"
-    process = Verdict(stage=None, cause="process", summary=summary, since_s=3.0)
+    process = Verdict(stage=None, cause="process", subject="http0", summary=summary, since_s=3.0)
     picture = snapshots.snapshot(2, 0, verdicts=[process])
     assert " PROCESS " in text_of(banner.banner(picture, LIVE, 80))
     line = text_of(banner.verdict_line(picture, LIVE, 80))

@@ -14,11 +14,11 @@ from ppengine.gateway.history import History
 from ppengine.gateway.incident_log import AROUND_S
 from ppengine.protocol.incidents import Incident, incident_folders, newest_incident, read_incident
 from ppengine.protocol.inspection import FaultDetail
-from ppengine.protocol.snapshot import Cause, Event, Verdict
+from ppengine.protocol.snapshot import Cause, Event, FurtherFault, Verdict
 from test_incident_log import Clock, served
 
-HTTP = Verdict(stage=None, cause="process", summary="http0 is stopped", since_s=0.5)
-STORE = Verdict(stage=None, cause="store", summary="backend a is broken", since_s=2.0)
+HTTP = Verdict(stage=None, cause="process", subject="http0", summary="http0 is stopped", since_s=0.5)
+STORE = Verdict(stage=None, cause="store", subject="backend a", summary="backend a is broken", since_s=2.0)
 STAGE = Verdict(stage=1, cause="stopped", summary="stage 1 is stopped", since_s=0.5)
 
 
@@ -80,12 +80,14 @@ def test_it_hides_no_fault_of_the_pipeline_and_goes_on_beside_it(tmp_path: Path,
 def test_an_incident_is_of_the_process_that_began_it(tmp_path: Path, clock: Clock) -> None:
     every = incidents(tmp_path)
     texts, http = "texts (pid 8) is stopped", "http0 (HTTP process, pid 7) is stopped"
-    every.look(None, [replace(HTTP, summary=texts)])
+    every.look(None, [replace(HTTP, subject="texts", summary=texts)])
     clock.now += 4
-    every.look(None, [replace(HTTP, summary=http, evidence=["pid 7: process state T", f"also: {texts}"])])
+    # The evidence is words for operators, and names who it likes.
+    both = replace(HTTP, summary=http, evidence=["pid 7: process state T", "also: agent (pid 9) is stopped"])
+    every.look(None, [replace(both, further=[FurtherFault(subject="texts", summary=texts)])])
     assert [one.info.summary for one in kept(tmp_path)] == [texts], "the one of the first process lasts"
     clock.now += 4
-    every.look(None, [replace(HTTP, summary=http, since_s=4.5)])
+    every.look(None, [replace(HTTP, summary=http, since_s=4.5, evidence=[f"also: {texts}"])])
     clock.now += 2
     every.look(None, [])
     first, second = kept(tmp_path)
@@ -152,7 +154,7 @@ def test_stores_that_fail_in_turn_are_one_incident_each(tmp_path: Path, clock: C
     for _ in range(10):
         for name in ("the store of stage 0", "the store of stage 1"):
             clock.now += 3
-            every.look(None, [replace(STORE, summary=f"{name} hangs", since_s=0.0)])
+            every.look(None, [replace(STORE, subject=name, summary=f"{name} hangs", since_s=0.0)])
             clock.now += 3
             every.look(None, [])
     first, second = kept(tmp_path)
@@ -163,7 +165,8 @@ def test_stores_that_fail_in_turn_are_one_incident_each(tmp_path: Path, clock: C
         assert one.info.over_wall == pytest.approx(clock.now - 6 + 6 * place, abs=0.1)
     clock.now += AROUND_S
     every.look(None, [])
-    every.look(None, [replace(STORE, summary="the store of stage 0 hangs")])
+    again = "the store of stage 0"
+    every.look(None, [replace(STORE, subject=again, summary=f"{again} hangs")])
     assert [one.info.number for one in kept(tmp_path)] == [1, 2, 3]
 
 
@@ -184,7 +187,7 @@ def test_one_that_comes_again_behind_its_gateway_ends_with_its_verdict(tmp_path:
 def test_another_process_that_stops_soon_after_is_another_incident(tmp_path: Path, clock: Clock) -> None:
     every = incidents(tmp_path)
     for name, since_s in (("http0", 1.0), ("http0", 2.0), ("texts", 1.0)):
-        every.look(None, [replace(HTTP, summary=f"{name} (pid 7) hangs: no report for {since_s}s")])
+        every.look(None, [replace(HTTP, subject=name, summary=f"{name} (pid 7) hangs: no report for {since_s}s")])
         clock.now += 3
         every.look(None, [])
     assert [one.info.summary.split()[0] for one in kept(tmp_path)] == ["http0", "texts"]
@@ -192,9 +195,9 @@ def test_another_process_that_stops_soon_after_is_another_incident(tmp_path: Pat
 
 def test_another_store_that_hangs_soon_after_is_another_incident(tmp_path: Path, clock: Clock) -> None:
     every = incidents(tmp_path)
-    names = [StoreEvidence(stage=stage, rank=rank).name for stage, rank in ((0, 0), (0, 0), (0, 1), (1, 0), (11, 0))]
+    names = [StoreEvidence(stage=stage, rank=rank).subject for stage, rank in ((0, 0), (0, 0), (0, 1), (1, 0), (11, 0))]
     for place, name in enumerate([*names, "backend a", "backend a", "backend b"], 1):
-        every.look(None, [replace(STORE, summary=f"{name} hangs: silent for {place}s")])
+        every.look(None, [replace(STORE, subject=name, summary=f"{name} hangs: silent for {place}s")])
         clock.now += 3
         every.look(None, [])
     begun = [one.fault.verdict.summary.partition(" hangs")[0] for one in kept(tmp_path)]

@@ -65,8 +65,18 @@ def test_several_are_one_verdict_http_processes_first() -> None:
     (verdict,) = found(
         HelperEvidence(role="supervisor", pid=6, **stopped), HelperEvidence(role="http0", pid=7, **stopped)
     )  # fmt: skip
-    assert verdict.summary.startswith("http0 ")
-    assert any(line.startswith("also: supervisor (pid 6) is stopped") for line in verdict.evidence)
+    assert verdict.summary.startswith("http0 ") and verdict.subject == "http0"
+    (other,) = verdict.further
+    assert (other.subject, other.suggest) == ("supervisor", "kill -CONT 6")
+    assert other.summary == "supervisor (pid 6) is stopped by a signal (state T)"
+
+
+def test_children_of_the_same_role_differ_by_their_parents() -> None:
+    stopped = {"role": "templates", "process_state": "T", "stopped_for_s": 3.0}
+    (verdict,) = found(
+        HelperEvidence(parent="http0", pid=8, **stopped), HelperEvidence(parent="http1", pid=9, **stopped)
+    )  # fmt: skip
+    assert [verdict.subject, *(one.subject for one in verdict.further)] == ["templates of http0", "templates of http1"]
 
 
 def test_a_stage_comes_first_and_an_end_says_it_all() -> None:

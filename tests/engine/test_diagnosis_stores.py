@@ -110,13 +110,29 @@ def test_a_full_backend_is_a_fault_only_while_nothing_is_found_in_it() -> None:
         assert verdicts(backends=(replace(churns, **change),)) == [], change
 
 
-def test_the_worst_is_named_and_the_others_are_evidence() -> None:
+def test_the_worst_is_named_and_the_others_are_data() -> None:
     dead = replace(WORKS, gone_for_s=3.0, exit_code=1)
     found = one(dead, backends=(replace(NVME, broken_for_s=9.0, error="refused", corrupt_ago_s=1.0),))
     assert found.summary == "the store of stage 0 exited with code 1"
-    assert [line for line in found.evidence if line.startswith("also: ")] == [
-        "also: backend nvme0 is broken: refused", "also: backend nvme0 gave 1 corrupt shard",
+    assert found.subject == "the store of stage 0"
+    assert [(other.subject, other.summary) for other in found.further] == [
+        ("backend nvme0", "backend nvme0 is broken: refused"), ("backend nvme0", "backend nvme0 gave 1 corrupt shard"),
     ]  # fmt: skip
+
+
+def test_each_fault_names_its_store_or_backend_by_a_field() -> None:
+    """The same one on another node, or with another fault, has the same name."""
+    hangs = replace(WORKS, rank=1, node="b", age_s=60.0, lag_s=2.0)
+    assert one(hangs).subject == one(replace(hangs, node="c")).subject == "the store of stage 0 rank 1"
+    assert one(hangs).summary.startswith("the store of stage 0 rank 1 on b hangs")
+    faults: list[dict[str, object]] = [
+        {"broken_for_s": 9.0, "error": "refused"}, {"corrupt_ago_s": 1.0}, {"fill": 1.0, "churns_for_s": 9.0},
+        {"errors_ago_s": 0.1, "errors_new": 99, "error": "full"},
+    ]  # fmt: skip
+    found = [one(backends=(replace(NVME, **fault),)) for fault in faults]
+    assert {each.subject for each in found} == {"backend nvme0"} and len({each.summary for each in found}) == 4
+    slow = one(replace(WORKS, lag_s=2.4), backends=(replace(NVME, queue=4),))
+    assert slow.subject == "backend nvme0" and " is slow" in slow.summary
 
 
 @pytest.mark.parametrize("k", [0, 1])

@@ -9,6 +9,7 @@ from ppengine.protocol.incidents import Incident
 from ppconsole.cli.render import event_line, table, verdict_sentence
 from ppconsole.link.incident_source import Listed
 from ppconsole.model.endings import clock_text, consequences, duration, outcome, where
+from ppconsole.model.facts import evidence_lines
 from ppconsole.model.safe import clean
 
 
@@ -31,7 +32,7 @@ def incident_lines(listed: Listed, incident: Incident, now: float) -> list[str]:
     by = f" ({clean(info.by)} acted)" if info.by else ""
     head = f"incident {listed.id} of {clean(listed.engine.name)} ({listed.engine.id}), {clock_text(info.wall, now)}"
     lines = [f"{head}: {outcome(info, now)}", verdict_sentence(fault.verdict, over=info.over_wall is not None)]
-    lines += [f"    {clean(fact)}" for fact in fault.verdict.evidence]
+    lines += [f"    {clean(line)}" for line in evidence_lines(fault.verdict)]
     lines.append(f"ended: {clean(info.ended) or 'not yet'}{by}")
     if then := consequences(incident):
         lines += ["consequences:", *(f"    {text}" for text in then)]

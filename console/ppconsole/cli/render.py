@@ -13,7 +13,7 @@ from ppengine.protocol.snapshot import ChecksInfo, EngineInfo, Event, Latency, R
 from ppengine.protocol.stage_info import StageInfo
 
 from ppconsole.model.endings import clock_text, consequences, ended_text, follows_from, incident_words
-from ppconsole.model.facts import cordon_text, fault_word, verdict_text
+from ppconsole.model.facts import cordon_text, evidence_lines, fault_word, verdict_text
 from ppconsole.model.ranks import any_other, place_of, short
 from ppconsole.model.safe import clean
 from ppconsole.model.stacks import grouped, notes, pids
@@ -259,7 +259,7 @@ def verdict_sentence(verdict: Verdict, *, over: bool = False) -> str:
 
 
 def _facts(verdict: Verdict) -> list[str]:
-    return [f"    {clean(fact)}" for fact in verdict.evidence]
+    return [f"    {clean(line)}" for line in evidence_lines(verdict)]
 
 
 def stacks_lines(detail: StacksDetail) -> list[str]:

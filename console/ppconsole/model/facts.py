@@ -147,7 +147,7 @@ def place(verdict: Verdict) -> str:
     if verdict.stage is not None:
         return words(verdict.stage, verdict.rank).upper()
     if verdict.cause == "process":
-        return clean(verdict.summary.partition(" (")[0]).upper()
+        return clean(verdict.subject).upper() or "PROCESS"
     return {"core": "CORE", "store": "TIERS"}.get(verdict.cause, "ENGINE")
 
 
@@ -168,6 +168,12 @@ def verdict_text(verdict: Verdict, *, over: bool = False) -> str:
     """
     age = "" if over else f" {age_text(verdict.since_s)}"
     return f"{headline(verdict, over=over)}{age}: {clean(verdict.summary)}"
+
+
+def evidence_lines(verdict: Verdict) -> list[str]:
+    """Return the evidence of a verdict, with a line for each further process, store or backend."""
+    also = [f"also: {one.summary}{f' ({one.suggest})' if one.suggest else ''}" for one in verdict.further]
+    return [*verdict.evidence, *also]
 
 
 def brief_text(verdict: Verdict, snapshot: Snapshot) -> str:

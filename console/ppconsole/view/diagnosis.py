@@ -8,7 +8,7 @@ from ppengine.protocol.inspection import FaultDetail, RingsDetail, StacksDetail
 from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot, Verdict, is_beside
 
-from ppconsole.model.facts import headline, root_verdict
+from ppconsole.model.facts import evidence_lines, headline, root_verdict
 from ppconsole.model.ranks import place_of, words
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
@@ -180,7 +180,7 @@ def _todo(wanted: Suggestion, width: int, off: str = "") -> list[Row]:
 
 def _evidence(verdict: Verdict, width: int) -> list[Row]:
     rows: list[Row] = []
-    for item in verdict.evidence:
+    for item in evidence_lines(verdict):
         parts = wrap(item, width - 4)
         rows.append(row(("  - ", "dim"), (parts[0], "")))
         rows += [row(("    ", ""), (part, "")) for part in parts[1:]]

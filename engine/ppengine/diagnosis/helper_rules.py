@@ -1,6 +1,6 @@
 """Faults of processes beside the pipeline, which are stopped or hang: steps go on, and something else does not.
 
-All of them are one verdict without a stage: the first is named, and the evidence has the others.
+All of them are one verdict without a stage, of the first; `further` has the others.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 from ppengine.diagnosis.budgets import HELPER_OWES_S, HELPER_SILENT_S, HELPER_STARTS_S, STOPPED_AFTER_S, TRACED_AFTER_S
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.helper_evidence import HelperEvidence
-from ppengine.diagnosis.phrases import ALSO, let_go, seconds, thaw
-from ppengine.protocol.snapshot import Verdict
+from ppengine.diagnosis.phrases import let_go, seconds, thaw
+from ppengine.protocol.snapshot import FurtherFault, Verdict
 from ppengine.protocol.stage_samples import TRACED
 
 _EFFECTS = {
@@ -26,6 +26,7 @@ _EFFECTS = {
 class _Trouble(NamedTuple):
     """One process that does not go on."""
 
+    subject: str
     summary: str
     since_s: float
     evidence: list[str]
@@ -41,11 +42,11 @@ def helpers(case: Case) -> list[Verdict]:
     if not found:
         return []
     first, *others = found
-    also = [f"{ALSO}{other.summary} ({other.suggest})" for other in others]
+    further = [FurtherFault(subject=one.subject, summary=one.summary, suggest=one.suggest) for one in others]
     return [
         Verdict(
-            stage=None, cause="process", summary=first.summary, since_s=first.since_s,
-            evidence=[*first.evidence, *also], suggest=first.suggest,
+            stage=None, cause="process", subject=first.subject, summary=first.summary, since_s=first.since_s,
+            evidence=first.evidence, suggest=first.suggest, further=further,
         )
     ]  # fmt: skip
 
@@ -71,7 +72,8 @@ def _trouble(one: HelperEvidence) -> _Trouble | None:
         state += "; it reports each second"
     else:
         return None
-    return _Trouble(f"{name} {how}", stopped or silent, [state, _effect(one)], suggest)
+    subject = f"{one.role} of {one.parent}" if one.parent else one.role
+    return _Trouble(subject, f"{name} {how}", stopped or silent, [state, _effect(one)], suggest)
 
 
 def _kind(one: HelperEvidence) -> str:

@@ -9,9 +9,6 @@ from ppengine.diagnosis.evidence import CoreEvidence, StageEvidence
 from ppengine.protocol.operation_kinds import RANK_WAIT_WORDS
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS
 
-ALSO = "also: "
-"""Begin of the lines of evidence on further processes or backends, in a verdict on several."""
-
 
 def exit_words(code: int | None) -> str:
     """Return an exit status in words; None: the process is gone and its parent has not said how."""

@@ -23,6 +23,7 @@ def _out_of_files(one: Shortage) -> Verdict:
         stage=one.stage,
         rank=one.rank,
         cause="out_of_files",
+        subject="" if one.stage is not None else one.where,
         summary=f"{name} has no descriptors left: {one.figure}",
         since_s=one.since_s,
         evidence=[f"pid {one.pid}: {one.figure}", "what it has open stays open; what needs another one is tried again"],

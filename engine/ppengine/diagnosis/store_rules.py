@@ -1,6 +1,6 @@
 """Faults of stores and backends of KV tiers: requests compute on, so none is the root of a stage's fault.
 
-All of them are one verdict without a stage: the worst is named, and the evidence has the others.
+All of them are one verdict without a stage, of the worst; `further` has the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ppengine.diagnosis.budgets import (
     TIER_WINDOW_S,
 )
 from ppengine.diagnosis.case import Case
-from ppengine.diagnosis.phrases import ALSO, exit_words, seconds
+from ppengine.diagnosis.phrases import exit_words, seconds
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
 from ppengine.protocol.reports import NODE_LOST
-from ppengine.protocol.snapshot import Verdict
+from ppengine.protocol.snapshot import FurtherFault, Verdict
 
 _GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
 
@@ -32,6 +32,7 @@ _GOES_ON = "requests and steps go on; prompts are computed instead of loaded"
 class _Trouble(NamedTuple):
     """One fault of a store or a backend."""
 
+    subject: str
     summary: str
     since_s: float
     evidence: list[str]
@@ -62,10 +63,12 @@ def stores(case: Case) -> list[Verdict]:
         Verdict(
             stage=None,
             cause="store",
+            subject=worst.subject,
             summary=worst.summary,
             since_s=worst.since_s,
-            evidence=[*worst.evidence, *(f"{ALSO}{other.summary}" for other in others), _GOES_ON],
+            evidence=[*worst.evidence, _GOES_ON],
             suggest=worst.suggest,
+            further=[FurtherFault(subject=other.subject, summary=other.summary) for other in others],
         )
     ]
 
@@ -80,7 +83,8 @@ def _dead(store: StoreEvidence) -> _Trouble | None:
     lines = [f"pid {store.pid}: {exit_words(store.exit_code)}, and no other has begun"]
     lines += [f"last words: {store.exit_detail}"] if store.exit_detail else []
     summary = f"{store.name} {exit_words(store.exit_code)}"
-    return _Trouble(summary, store.gone_for_s, lines, "ppconsole logs (the supervisor restarts it by itself)")
+    suggest = "ppconsole logs (the supervisor restarts it by itself)"
+    return _Trouble(store.subject, summary, store.gone_for_s, lines, suggest)
 
 
 def _hanging(store: StoreEvidence) -> _Trouble | None:
@@ -93,7 +97,7 @@ def _hanging(store: StoreEvidence) -> _Trouble | None:
         if store.absent_for_s < STORE_ABSENT_S:
             return None
         lines = [state, f"it has run for {seconds(store.absent_for_s)} and not come to the core"]
-        return _Trouble(f"{store.name} does not come up", store.absent_for_s, lines, "ppconsole logs")
+        return _Trouble(store.subject, f"{store.name} does not come up", store.absent_for_s, lines, "ppconsole logs")
     silent = store.age_s or 0.0
     stopped = store.process_state == "T" and silent >= STOPPED_AFTER_S
     if not stopped and silent < (STORE_SILENT_S if store.jobs else STORE_IDLE_SILENT_S):
@@ -101,10 +105,10 @@ def _hanging(store: StoreEvidence) -> _Trouble | None:
     lines = [state, f"newest figures: {seconds(silent)} old; it sends them twice a second", f"it owes {owes}"]
     if stopped:
         summary = f"{store.name} is stopped by a signal (state T); it owes {owes}"
-        return _Trouble(summary, silent, lines, f"kill -CONT {store.pid}{store.where}")
+        return _Trouble(store.subject, summary, silent, lines, f"kill -CONT {store.pid}{store.where}")
     summary = f"{store.name} hangs: silent for {seconds(silent)}, it owes {owes}"
     suggest = f"kill -KILL {store.pid}{store.where} (another one is started)" if store.pid else "ppconsole logs"
-    return _Trouble(summary, silent, lines, suggest)
+    return _Trouble(store.subject, summary, silent, lines, suggest)
 
 
 def _corrupt(backend: BackendEvidence) -> _Trouble | None:
@@ -117,8 +121,8 @@ def _corrupt(backend: BackendEvidence) -> _Trouble | None:
         f"shards with a wrong checksum, length or header: {count} in {TIER_WINDOW_S:.0f} s, {backend.corrupt} in all",
         f"the newest {seconds(ago)} ago; each was deleted, and no token came from it",
     ]
-    summary = f"backend {backend.name} gave {count} corrupt shard{'' if count == 1 else 's'}"
-    return _Trouble(summary, ago, lines, f"ppconsole store pause {backend.name}")
+    summary = f"{backend.subject} gave {count} corrupt shard{'' if count == 1 else 's'}"
+    return _Trouble(backend.subject, summary, ago, lines, f"ppconsole store pause {backend.name}")
 
 
 def _broken(backend: BackendEvidence) -> _Trouble | None:
@@ -130,14 +134,14 @@ def _broken(backend: BackendEvidence) -> _Trouble | None:
         f"state {backend.state}, breaker {backend.breaker}, {backend.errors} calls failed or timed out",
         f"newest error: {why}",
     ]
-    summary = f"backend {backend.name} is broken: {why}"
+    summary = f"{backend.subject} is broken: {why}"
     unopened = backend.state == "broken" and backend.breaker == "closed"
     suggest = (
         f"ppconsole store test {backend.name} (opens it, once that is mended)"
         if unopened
         else f"ppconsole store pause {backend.name}"
     )
-    return _Trouble(summary, backend.broken_for_s, lines, suggest)
+    return _Trouble(backend.subject, summary, backend.broken_for_s, lines, suggest)
 
 
 def _failing(backend: BackendEvidence) -> _Trouble | None:
@@ -152,7 +156,8 @@ def _failing(backend: BackendEvidence) -> _Trouble | None:
         f"calls that failed or timed out: {backend.errors_new} in {TIER_WINDOW_S:.0f} s, {backend.errors} in all",
         f"newest error: {why}",
     ]
-    return _Trouble(f"backend {backend.name} fails: {why}", ago, lines, f"ppconsole store test {backend.name}")
+    summary = f"{backend.subject} fails: {why}"
+    return _Trouble(backend.subject, summary, ago, lines, f"ppconsole store test {backend.name}")
 
 
 def _slow(tiers: TierEvidence) -> list[_Trouble]:
@@ -169,8 +174,8 @@ def _slow(tiers: TierEvidence) -> list[_Trouble]:
         f"{backend.queue} calls wait for {backend.name}; p99 of a call: "
         + ("unknown" if backend.slowest_ms is None else f"{backend.slowest_ms:.0f} ms"),
     ]
-    summary = f"backend {backend.name} is slow: a job waits {lag} at {store.name}"
-    return [_Trouble(summary, store.lag_s or 0.0, lines, f"ppconsole store pause {backend.name}")]
+    summary = f"{backend.subject} is slow: a job waits {lag} at {store.name}"
+    return [_Trouble(backend.subject, summary, store.lag_s or 0.0, lines, f"ppconsole store pause {backend.name}")]
 
 
 def _full(backend: BackendEvidence) -> _Trouble | None:
@@ -185,7 +190,6 @@ def _full(backend: BackendEvidence) -> _Trouble | None:
         f"{backend.fill or 0.0:.0%} of its quota is used",
         f"in {TIER_WINDOW_S:.0f} s {backend.evicted_new} shards were deleted for the quota, and no token came from it",
     ]
-    summary = f"backend {backend.name} is full: it deletes for its quota, and nothing is found in it"
-    return _Trouble(
-        summary, backend.churns_for_s, lines, f"ppconsole store pause {backend.name} (then a larger quota_gib)"
-    )
+    summary = f"{backend.subject} is full: it deletes for its quota, and nothing is found in it"
+    suggest = f"ppconsole store pause {backend.name} (then a larger quota_gib)"
+    return _Trouble(backend.subject, summary, backend.churns_for_s, lines, suggest)

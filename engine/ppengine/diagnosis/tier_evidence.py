@@ -29,10 +29,14 @@ class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Age of the oldest job that it owes an answer."""
 
     @property
+    def subject(self) -> str:
+        """Name for operators: `the store of stage 1`, with the rank where stages have several."""
+        return f"the store of stage {self.stage}" + ("" if self.rank is None else f" rank {self.rank}")
+
+    @property
     def name(self) -> str:
-        """Name for operators: `the store of stage 1`, with the rank where stages have several, and another node."""
-        place = f"stage {self.stage}" + ("" if self.rank is None else f" rank {self.rank}")
-        return f"the store of {place}{self.where}"
+        """The same with its node, if that is another one."""
+        return f"{self.subject}{self.where}"
 
     @property
     def where(self) -> str:
@@ -70,6 +74,11 @@ class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
     queue: int = 0
     slowest_ms: float | None = None
     """99th percentile of its reads or writes, the larger one; None: no call."""
+
+    @property
+    def subject(self) -> str:
+        """Name for operators: `backend nvme0`."""
+        return f"backend {self.name}"
 
 
 class TierEvidence(msgspec.Struct, frozen=True, kw_only=True):

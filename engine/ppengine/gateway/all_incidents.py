@@ -11,10 +11,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from ppengine.diagnosis.phrases import ALSO
 from ppengine.gateway.fault_record import RESUME_S
 from ppengine.gateway.history import History
-from ppengine.gateway.incident_log import IncidentLog, Numbers, subject
+from ppengine.gateway.incident_log import IncidentLog, Numbers
 from ppengine.protocol.facts import Serving
 from ppengine.protocol.inspection import FaultDetail
 from ppengine.protocol.snapshot import BESIDE_STEPS, Cause, Event, IncidentInfo, Verdict, is_beside
@@ -42,13 +41,17 @@ class BesideRecord:
         mine = (one for one in verdicts if one.root and one.cause == self._cause and is_beside(one.cause, one.stage))
         verdict = next(mine, None)
         kept, now = self.kept, time.monotonic()
-        named = [] if verdict is None else [verdict.summary, *_also(verdict)]
+        named = [] if verdict is None else [(verdict.subject, verdict.summary)]
+        named += [] if verdict is None else [(one.subject, one.summary) for one in verdict.further]
         self.others = []
         if kept is not None and kept.over_wall is None:
-            own = subject(kept.verdict.summary)
-            if any(subject(summary) == own for summary in named):
-                others = [summary for summary in named if subject(summary) != own]
-                self.others = [replace(kept.verdict, summary=summary, root=False) for summary in others]
+            own = kept.verdict.subject
+            if any(subject == own for subject, _ in named):
+                others = [one for one in named if one[0] != own]
+                self.others = [
+                    replace(kept.verdict, subject=subject, summary=summary, further=[], root=False)
+                    for subject, summary in others
+                ]  # fmt: skip
                 return
             if now < self._unseen_until:
                 return
@@ -59,11 +62,6 @@ class BesideRecord:
             self.kept = FaultDetail(
                 number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["no step waits for it"]
             )  # fmt: skip
-
-
-def _also(verdict: Verdict) -> list[str]:
-    """Return the summaries of the further processes or backends that a verdict is on."""
-    return [line.removeprefix(ALSO) for line in verdict.evidence if line.startswith(ALSO)]
 
 
 class Incidents:

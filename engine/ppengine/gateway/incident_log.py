@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import time
 from collections import deque
@@ -41,7 +40,6 @@ _CUT = "the engine ended before it was over"
 _UNEXPLAINED = "it ended without a command or a restart"
 _GONE = "nothing shows it any more"
 """How a fault beside the pipeline ended: no fact or event says so."""
-_NAME = re.compile(r"the store of stage \d+( rank \d+)?|\S+ \S+")
 log = logging.getLogger("ppengine.gateway")
 
 
@@ -171,7 +169,7 @@ class IncidentLog:
         if self._beside is None and fault.verdict.cause != "straggler":
             return False
         recent = reversed(self._settling) if self._beside is not None else self._settling[-1:]
-        known = next((one for one in recent if self._is_same(one.incident.info, fault)), None)
+        known = next((one for one in recent if self._is_same(one.incident, fault)), None)
         if known is None:
             return False
         self._settling.remove(known)
@@ -180,13 +178,13 @@ class IncidentLog:
         self._open, self._begun_ns, self._fault, self.newest = incident, known.begun_ns, fault, incident.info
         return True
 
-    def _is_same(self, info: IncidentInfo, fault: FaultDetail) -> bool:
+    def _is_same(self, incident: Incident, fault: FaultDetail) -> bool:
         """Return whether `fault` may be that of an incident which has ended."""
-        verdict = fault.verdict
+        info, verdict = incident.info, fault.verdict
         before, now = (info.stage, info.rank, info.cause), (verdict.stage, verdict.rank, verdict.cause)
         if before != now or info.ended != self._unexplained:
             return False
-        if self._beside is not None and subject(info.summary) != subject(verdict.summary):
+        if self._beside is not None and incident.fault.verdict.subject != verdict.subject:
             return False
         return fault.wall - (info.over_wall or 0.0) <= (AGAIN_S if self._beside is None else AROUND_S)
 
@@ -195,7 +193,7 @@ class IncidentLog:
         assert self._open is not None
         for one in verdicts:
             if not one.root:
-                key = (one.stage, one.rank) if self._beside is None else subject(one.summary)
+                key = (one.stage, one.rank) if self._beside is None else one.subject
                 self._consequences[key] = one.summary
         self._open.consequences = list(dict.fromkeys(self._consequences.values()))
 
@@ -253,12 +251,6 @@ class IncidentLog:
 
     def _path(self, incident: Incident) -> Path:
         return self._folder / "incidents" / str(incident.info.number)
-
-
-def subject(summary: str) -> str:
-    """Return the first words of a summary, which name a process, a store or a backend."""
-    found = _NAME.match(summary)
-    return summary if found is None else found[0]
 
 
 def _acts(event: Event) -> bool:

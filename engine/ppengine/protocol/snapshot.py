@@ -200,8 +200,19 @@ class Latency(msgspec.Struct, kw_only=True):
     """Requests that met the objectives of the profile; null without any."""
 
 
+class FurtherFault(msgspec.Struct, kw_only=True):
+    """A further process, store or backend of a verdict that is on several."""
+
+    subject: str
+    """Its name."""
+    summary: str
+    """Its fault, in one line."""
+    suggest: str = ""
+    """Way to mend it; empty: none is suggested."""
+
+
 class Verdict(msgspec.Struct, kw_only=True):
-    """One finding of the diagnosis. `stage` None means the core."""
+    """One finding of the diagnosis. `stage` None means the core, or a fault beside the pipeline."""
 
     stage: int | None
     cause: Cause
@@ -213,6 +224,10 @@ class Verdict(msgspec.Struct, kw_only=True):
     """False for a stage that only suffers from another."""
     rank: int | None = None
     """Tensor rank of the stage; null: stages have one rank, or all of them are meant."""
+    subject: str = ""
+    """Name of the process, store or backend that it is on first; empty: it is on a stage, the core or the host."""
+    further: list[FurtherFault] = []
+    """Further processes, stores or backends with a fault of this cause."""
 
 
 class WaitInfo(msgspec.Struct, kw_only=True):
