@@ -75,7 +75,7 @@ class Run(StoreRun):
         seen = len(op.events)
         os.kill(engine.pids[role], signal.SIGKILL)
         since, self.kills = time.monotonic(), self.kills + 1
-        while not any(event.kind == "store.lost" for event in op.events[seen:]):
+        while not any(event.kind == f"{role}.ended" for event in op.events[seen:]):
             if time.monotonic() - since > 10:
                 self.unnamed += 1
                 break

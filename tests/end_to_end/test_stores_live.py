@@ -185,6 +185,9 @@ async def test_verbs_under_load(engine: Served, expected: list[list[int]]) -> No
         engine.find_pids()
         os.kill(engine.pids["store1"], signal.SIGKILL)
         await tiers(op, lambda now: now.ready and disk(now).state == "open", "the store is back")
+        said = [event for event in await op.heard() if event.kind.startswith("store")]
+        assert [(event.kind, event.stage) for event in said] == [("store1.ended", 1)], "one line says all"
+        assert f"(pid {engine.pids['store1']}) has ended, killed by SIGKILL; " in said[0].text
         await newer_figures(op)
         written = backend((await op.now()).tiers or TiersInfo(), "mem").written_bytes_total
         await load.go_on()

@@ -171,7 +171,7 @@ def test_a_dead_store_ends_the_fetch_at_once():
     store, number = jobs[A]
     store.answer(number)
     assert not world.cache.moving
-    assert [event.kind for event in world.events if event.kind.startswith("store.")] == ["store.lost"]
+    assert not [event for event in world.events if event.kind.startswith("store")], "the gateway says it"
     assert world.engine.tiers.links.why_not_ready == "the store of stage 1 has not come"
     world.start(B)
     assert world.engine.tiers.ready

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import msgspec
 
 from ppengine.common.cgroup_limits import frozen_by
-from ppengine.common.child_process import is_unclean
 from ppengine.common.config import EngineConfig
 from ppengine.common.procfs import cgroups, read_stat, tracer
 from ppengine.common.ptrace_pauses import PauseHistory
@@ -32,6 +31,7 @@ from ppengine.gateway.helper_watch import HelperWatch, Sign
 from ppengine.gateway.http_clients import HttpClients
 from ppengine.gateway.merge import Inputs, held_bytes, merge
 from ppengine.gateway.node_clocks import NodeClocks
+from ppengine.gateway.process_ends import end_event
 from ppengine.gateway.process_table import ProcessTable
 from ppengine.gateway.shortage_watch import ShortageWatch
 from ppengine.gateway.stage_changes import StageChanges
@@ -107,21 +107,10 @@ class Collector:
                 self._note_exit(report)
 
     def _note_exit(self, exited: Exited) -> None:
-        """Make an event of the end of a watcher, once: its fact comes again to each new gateway."""
-        how = f"(pid {exited.pid}) has ended, {exited.detail or f'exit code {exited.exit_code}'}"
-        texts = {
-            "supervisor": f"the supervisor {how}, and all processes of the engine with it; they are restarted",
-            "agent": f"the agent {how}: the stages are not sampled",
-            "forkserver": f"the fork server {how}; it is restarted",
-            "gateway": f"the gateway {how}; it is restarted",
-            "core": f"the engine core {how}" if is_unclean(exited.exit_code) else "",
-            **{role: f"the HTTP process {role} {how}; it is restarted" for role in self._config.http_roles},
-            **dict.fromkeys(self._config.text_roles, f"the process of texts {how}; it is restarted"),
-            **{role: f"the store {role} {how}; it is restarted" for role in self._config.store_roles},
-        }
-        text, kind = texts.get(exited.role, ""), f"{exited.role}.ended"
-        if text and not self._events.has(kind, text):
-            self._events.say(kind, text)
+        """Make an event of the end of a process, once: its fact comes again to each new gateway."""
+        end = end_event(self._config, exited)
+        if end is not None and not self._events.has(end.kind, end.text):
+            self._events.say(end.kind, end.text, stage=end.stage)
 
     def _take_agent(self, report: AgentReport) -> None:
         # Another host has another monotonic clock: for its reports the time of arrival counts.

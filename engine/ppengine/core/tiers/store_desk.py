@@ -106,7 +106,10 @@ class StoreDesk:
         links.weights_error = error
 
     def on_process(self, info: ProcessInfo) -> None:
-        """Note the end of a store's process, as the supervisor reports it; other roles do not matter."""
+        """Note the end of a store's process, as the supervisor reports it; other roles do not matter.
+
+        Its event is the gateway's, which has the supervisor's fact of every end, also without a core.
+        """
         record = self.links.by_name(info.role.encode())
         if record is None or info.exit_code is None:
             return
@@ -117,8 +120,6 @@ class StoreDesk:
         elif (record.pid, record.node) == (info.pid, info.node):
             why = f"{record.name} (pid {info.pid}) has ended, {info.detail or f'exit code {info.exit_code}'}"
             self._lose(record, why)
-            if not info.replaced:
-                self._event("store.lost", f"{why}; requests compute on", stage=record.place.stage)
 
     def _lose(self, record: StoreRecord, why: str) -> None:
         """End all jobs of a store: its process is dead."""
