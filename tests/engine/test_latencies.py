@@ -10,9 +10,9 @@ from core_world import CoreWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ppengine.common.durations import SLICE_S, SLICES, Histogram, bucket_of
-from ppengine.core.live_requests import FINISHED_MOST
 from ppengine.core.scheduler.token_gaps import TokenGaps
 from ppengine.protocol.control import Inspect
+from ppengine.protocol.finished import FINISHED_MOST
 from ppengine.protocol.inspection import FinishedDetail, RequestDetail
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.snapshot import Event

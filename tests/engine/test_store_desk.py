@@ -1,12 +1,16 @@
 """The store desk in a core whose stores the test answers for."""
 
+import msgspec
 import pytest
 from ppengine.common.tier_config import BackendConfig
+from ppengine.protocol.control import Inspect
+from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.offline import AddMany
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, ProcessInfo, ProcessReport
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.store_messages import Fetch, Find, FoundChunk, Mark, Put, Stored, StoreReady, Weights
+from ppengine.protocol.tiers import PromptSources
 from ppengine.protocol.verbs import Abort, Submit
 from tier_world import CHUNK, Disk, TierWorld
 
@@ -189,6 +193,18 @@ def test_a_store_that_was_restarted_owes_nothing():
     world.submit(PROMPT + [9] * CHUNK, name="s", max_tokens=1)
     world.answer_all()
     world.check_tiers()
+
+
+def test_the_figures_of_an_end_have_the_sources_of_the_prompt():
+    world, jobs = fetching()
+    for store, number in jobs.values():
+        store.answer(number)
+    world.run()
+    answer = world.engine.details.answer(Inspect(nonce=1, what="finished"))
+    (info,) = msgspec.msgpack.decode(answer.data, type=FinishedDetail).requests
+    assert info.sources == PromptSources(backends={"nvme0": 3 * CHUNK}, computed=10)
+    (event,) = (event for event in world.events if event.kind == "request.finished")
+    assert event.finished.sources == info.sources, "the record of the last hour has it from there"
 
 
 def test_the_prefix_that_all_places_have_is_kept():

@@ -21,11 +21,9 @@ from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.scheduler import ActionResult, Retirement
 from ppengine.core.scheduler.request import Request
 from ppengine.core.serving import Serving
-from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.finished import FINISHED_MOST, FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 
-FINISHED_MOST = 1000
-"""Requests that have ended and are kept for a look."""
 SLICE = 128
 """Requests that a verb on many changes in one turn: some 8 ms, so that steps and messages need not wait for all."""
 

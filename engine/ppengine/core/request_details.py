@@ -49,7 +49,7 @@ def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
         host_blocks=[], in_flight=[], sampling=entered.sampling, revision=0, age_s=info.took_s,
         queued_s=info.queue_s, first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
         preemptions=info.preemptions, swaps=0, priority=entered.samples[index].priority,
-        history=history, client=info.client,
+        history=history, client=info.client, sources=info.sources,
     )  # fmt: skip
     return Ending(at, detail, info)
 
@@ -90,6 +90,7 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         model_limit=request.model_limit,
         loss=request.loss,
         client=request.client,
+        sources=request.sources,
     )
 
 

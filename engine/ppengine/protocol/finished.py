@@ -5,6 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from ppengine.protocol.clients import route_of
+from ppengine.protocol.tiers import PromptSources
+
+FINISHED_MOST = 1000
+"""Requests that have ended and are kept for a look."""
 
 
 class FinishedInfo(msgspec.Struct, kw_only=True):
@@ -42,11 +46,12 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Times that its blocks were taken."""
     model_limit: int | None = None
     """Tokens of prompt and output that the model allows, if this ended it; None: something else did."""
-
     client: str = ""
     """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
     loss: str = ""
     """Why it is lost, in one line; empty: it is not."""
+    sources: PromptSources | None = None
+    """Sources of the tokens of its last start; None without KV tiers."""
 
     @property
     def route(self) -> str:
