@@ -292,7 +292,8 @@ def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     assert cli("show", "r-8f2c", "--json").rows[0]["block_table"] == [3, 4, 9]
     gone = cli("show", "r-none")
     assert gone.code == 7
-    assert gone.err == "error: no request 'r-none' (NOT_FOUND)\n"
+    kept = "the engine keeps the newest 1,000 that ended"
+    assert gone.err == f"error: no request 'r-none'; {kept} (NOT_FOUND)\n"
     assert cli("logs").out.splitlines() == ["stage 0: ready", "stage 1: ready"]
     assert cli("logs", "--stage", "1").out == "stage 1: ready\n"
     out = cli("stacks", "--stage", "1").out

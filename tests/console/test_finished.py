@@ -17,6 +17,7 @@ from ppconsole.link.history import History
 from ppconsole.link.kept_finished import KeptFinished
 from ppconsole.link.replay import ReplaySource
 from ppconsole.link.source import LinkLost, QueryFailed
+from ppconsole.model.endings import clock_text
 from ppconsole.model.request_fields import FINISHED_FIELDS, LETTERS
 from ppconsole.screens.finished_screen import FinishedScreen
 from ppconsole.screens.request_screen import RequestScreen
@@ -30,6 +31,7 @@ from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.recording import Recorder
 from ppengine.protocol.snapshot import Event, Latency
+from ppengine.protocol.tiers import PromptSources
 from test_tui_console import Clock, Rig, console
 
 BEGIN = 1_700_000_000.0
@@ -166,6 +168,7 @@ async def test_enter_opens_the_details_that_are_known(monkeypatch: pytest.Monkey
 
 # --- one request by its id ------------------------------------------------------------------------------------
 
+SOURCES = PromptSources(device=16, backends={"nvme0": 100}, computed=21)
 HTTP = {"client": "team-a", "queue_s": 0.25, "ttft_s": 0.7, "itl_ms": 21.0, "itl_p50_ms": 20.0, "itl_p99_ms": 44.0}
 
 
@@ -238,6 +241,38 @@ async def test_a_request_beyond_the_list_is_found_in_the_record(monkeypatch: pyt
         await rig.until(lambda: bool(listed(rig)))
         await rig.pilot.press("slash", *"r-11", "enter")
         await rig.until(lambda: isinstance(rig.app.screen, RequestScreen) and "r-115" in rig.board("reader-title"))
+
+
+async def test_the_command_line_opens_an_ended_request_by_the_id_of_its_client() -> None:
+    async with console(size=(80, 40)) as rig:
+        one = ended(1, id="chatcmpl-trace-42-0123456789ab", reason="stop", sources=SOURCES, **HTTP)
+        rig.source.details["finished"] = FinishedDetail(requests=[one, ended(2, id="chatcmpl-trace-7-0123456789ab")])
+        for text in ("trace-42", "...42-0123456789ab", "chatcmpl-trace-4"):
+            await rig.pilot.press("colon", *f"show {text}", "enter")
+            await rig.until(lambda: "20ms 44ms" in rig.board("reader-body"))
+            assert "chatcmpl-trace-42-0123456789ab" in rig.board("reader-title")
+            assert "prompt 137: device 16 · nvme0 100 · computed 21" in rig.board("reader-body")
+            assert "abort" not in rig.board("reader-foot"), "no verb acts on it any more"
+            await rig.pilot.press("escape")
+        await rig.pilot.press("colon", *"show chatcmpl-trace", "enter")
+        await rig.until(lambda: "chatcmpl-trace is ambiguous" in " ".join(rig.board("reader-body").split()))
+
+
+async def test_the_details_of_a_request_that_nothing_has_say_how_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with console(size=(80, 24)) as rig:
+        segment(engine_folder(rig.source.picture.engine.id) / "history", BEGIN, monkeypatch)
+        oldest = ended(30)
+        rig.source.details["finished"] = FinishedDetail(requests=[ended(1), oldest])
+        await rig.pilot.press("colon", *"show no-such", "enter")
+        list_since, record_since = clock_text(oldest.wall), clock_text(BEGIN)
+        words = (
+            f"no request no-such; the engine keeps the newest 1,000 that ended (those since {list_since}), "
+            f"its record begins at {record_since}"
+        )
+        for _ in range(2):
+            await rig.until(lambda: words in " ".join(rig.board("reader-body").split()))
+            rig.app.screen.start_load()
+            await rig.pilot.pause()
 
 
 async def test_new_ends_come_in_at_the_top_and_a_selection_stays() -> None:
@@ -316,7 +351,7 @@ def test_the_record_has_the_ends_up_to_a_moment(tmp_path: Path, monkeypatch: pyt
 
 def test_a_thousand_are_enough_and_older_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = minutes(tmp_path, monkeypatch)
-    monkeypatch.setattr("ppconsole.link.kept_finished.MOST", 8)
+    monkeypatch.setattr("ppconsole.link.kept_finished.FINISHED_MOST", 8)
     kept = KeptFinished(paths)
     found = kept.before(BEGIN + 999.0)
     assert len(found.requests) == 8 and found.since is None and paths[0] not in kept._files

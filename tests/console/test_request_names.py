@@ -108,7 +108,7 @@ def test_show_and_follow_take_a_part_of_an_id(cli: Cli, fake: FakeGateway) -> No
     assert (run.code, run.out, run.err) == (2, "", "error: r-8 is ambiguous: r-8f2c r-8f31\n")
     run = cli("show", "r-e")
     assert "r-e is r-e001" in run.err, "one that has ended is found in their list"
-    assert cli("show", "r-zz").err == "error: no request 'r-zz' (NOT_FOUND)\n"
+    assert cli("show", "r-zz").err.startswith("error: no request 'r-zz'; the engine keeps the newest 1,000")
     assert cli("follow", "r-8").err == "error: r-8 is ambiguous: r-8f2c r-8f31\n"
 
 

@@ -429,6 +429,20 @@ def test_values_that_change_nothing_are_taken(engine: Served) -> None:
     assert headers["x-request-id"] == answer["id"]
 
 
+def test_a_request_that_has_ended_is_shown_by_the_id_of_its_client(engine: Served, client: openai.OpenAI) -> None:
+    named = {"x-request-id": "log-line-7"}
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=3, **GREEDY, extra_headers=named)
+    assert "log-line-7" in answer.id and answer.usage is not None
+    wait_until(lambda: "are not kept" in engine.cli("show", answer.id).out, "its output was received")
+    lines = engine.cli("show", "log-line-7").out.splitlines()
+    assert lines[:2] == [f"request   {answer.id}", "state     finished: length"]
+    assert f"tokens    {answer.usage.prompt_tokens} in, 3 out" in lines
+    shown = engine.cli("show", answer.id, "--json").json
+    assert 0 < shown["ttft_s"] < shown["took_s"] and shown["itl_ms"] > 0
+    gone = engine.cli("show", "log-line-8")
+    assert gone.code == 7 and "the engine keeps the newest 1,000 that ended (those since " in gone.err
+
+
 def test_a_long_body_and_an_unknown_path_get_an_answer(engine: Served) -> None:
     assert call(engine, "GET", "/v1/nothing")[0] == 404
     status, _, headers = call(engine, "GET", "/v1/completions")

@@ -14,9 +14,11 @@ from ppconsole.cli.session import SEE_WHY, FirstSnapshot, find_any, named, one_s
 
 if TYPE_CHECKING:
     from ppengine.protocol.discovery import EndedEngine, EngineRecord
+    from ppengine.protocol.finished import FinishedInfo
+    from ppengine.protocol.snapshot import Snapshot
 
     from ppconsole.link.kept_requests import KeptRequest
-    from ppconsole.link.source import Detail
+    from ppconsole.link.source import Detail, QueryFailed, Source
 
 
 _EXPLAIN_S = 3.0
@@ -30,27 +32,29 @@ def show_command(common: Common, request: str) -> None:
     """Print one REQUEST in detail.
 
     REQUEST is an id, a unique beginning of one, or the x-request-id of its HTTP client. It has its block table, tokens,
-    timing, and why it waits. An engine that has ended has its last known state: a picture of the last hour or of an
-    incident, and its events.
+    timing, and why it waits. If it has ended and its client has its output, the figures of its end are left: of the
+    newest 1,000, and on the engine's host of the last hour. An engine that has ended has its last known state: a
+    picture of the last hour or of an incident, and its events.
     """
+    from ppengine.protocol.finished import FinishedInfo
     from ppengine.protocol.inspection import RequestDetail
 
     from ppconsole.cli.render import detail_lines
     from ppconsole.link.kept_requests import KeptRequest
 
     detail = run(lambda: _request_detail(common, request))
-    if common.json or not isinstance(detail, (RequestDetail, KeptRequest)):
+    if common.json or not isinstance(detail, (RequestDetail, FinishedInfo, KeptRequest)):
         print_json(detail)
     elif isinstance(detail, KeptRequest):
         click.echo("\n".join(_kept_lines(detail, time.time())))
+    elif isinstance(detail, FinishedInfo):
+        click.echo("\n".join(_ended_lines(detail, time.time())))
     else:
         click.echo("\n".join(detail_lines(detail)))
 
 
-async def _request_detail(common: Common, text: str) -> Detail:
+async def _request_detail(common: Common, text: str) -> Detail | FinishedInfo:
     """Return the detail of the request that `text` names. Raises Failure, LinkLost, QueryFailed."""
-    from ppengine.protocol.inspection import FinishedDetail
-
     from ppconsole.link.source import QueryFailed
 
     first = FirstSnapshot(common)
@@ -60,11 +64,42 @@ async def _request_detail(common: Common, text: str) -> Detail:
         except QueryFailed as error:
             if error.code != "NOT_FOUND" or not (source.live or first.arrived):
                 raise
-            snapshot, ended = await first.get(), await source.inspect("finished")
-            ids = [each.id for each in ended.requests] if isinstance(ended, FinishedDetail) else []
-            if (found := named(text, snapshot, ids)) == text:
+            return await _detail_of_part(source, await first.get(), text, error)
+
+
+async def _detail_of_part(source: Source, snapshot: Snapshot, text: str, failed: QueryFailed) -> Detail | FinishedInfo:
+    """Return the detail of a request that a part of its id names, or the figures of its end if no more is kept.
+
+    Raises Failure, LinkLost, QueryFailed.
+    """
+    from ppconsole.link.finished_search import find_recorded, kept_text, list_ended
+    from ppconsole.link.source import QueryFailed
+    from ppconsole.model.request_names import searched
+
+    listed = await list_ended(source)
+    if (found := named(text, snapshot, [each.id for each in listed])) != text:
+        try:
+            return await source.inspect("request", request=found)
+        except QueryFailed as error:
+            if error.code != "NOT_FOUND":
                 raise
-        return await source.inspect("request", request=found)
+    if not source.live:
+        raise failed
+    if (ended := next((each for each in listed if each.id == found), None)) is not None:
+        return ended
+    recorded = await find_recorded(source, snapshot, searched(text))
+    found = named(text, snapshot, [each.id for each in recorded.ended])
+    if (ended := next((each for each in recorded.ended if each.id == found), None)) is not None:
+        return ended
+    raise QueryFailed(failed.code, f"{failed}; {kept_text(source, listed, recorded.since)}")
+
+
+def _ended_lines(ended: FinishedInfo, now: float) -> list[str]:
+    """Return the figures that stay of a request that has ended. `now`: Unix seconds."""
+    from ppconsole.view.kept_request import end_fields
+
+    lines = [f"{name:<10}{text}" for name, text in end_fields(ended, now)]
+    return [*lines, f"{'':<10}its output, blocks and history are not kept"]
 
 
 def _kept_lines(kept: KeptRequest, now: float) -> list[str]:

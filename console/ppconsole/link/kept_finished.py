@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.finished import FINISHED_MOST, FinishedInfo
 from ppengine.protocol.inspection import FinishedDetail
 from ppengine.protocol.recording import Recording, RecordingError
 
-MOST = 1000
 READ_S = 5.0
 """Seconds after which reading ends; the next look goes on with the files that are left."""
 
@@ -61,10 +60,15 @@ class KeptFinished:
             found += [one for one in reversed(file.ended) if one.wall <= wall]
             unread += sum(at <= wall for at in file.bare)
             since = file.begin
-            if len(found) >= MOST:
+            if len(found) >= FINISHED_MOST:
                 break
-        listed = [msgspec.structs.replace(one, ended_s=wall - one.wall) for one in found[:MOST]]
-        return FinishedDetail(requests=listed, since=since if len(found) < MOST else None, unread=unread)
+        listed = [msgspec.structs.replace(one, ended_s=wall - one.wall) for one in found[:FINISHED_MOST]]
+        return FinishedDetail(requests=listed, since=since if len(found) < FINISHED_MOST else None, unread=unread)
+
+    @property
+    def since(self) -> float | None:
+        """Begin of the oldest file that was read, in Unix seconds; None: none was."""
+        return min((file.begin for file in self._files.values() if file is not None), default=None)
 
     def with_id(self, word: str, wall: float = float("inf")) -> list[FinishedInfo]:
         """Return the requests with `word` in their id that had ended at `wall`, the newest first; of one file alone."""

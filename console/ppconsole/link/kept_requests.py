@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.incidents import incident_folders
 from ppengine.protocol.recording import Recording, RecordingError
 from ppengine.protocol.snapshot import Event, RequestInfo
@@ -23,6 +24,8 @@ class KeptRequest(msgspec.Struct, kw_only=True):
     """Unix seconds of the newest of its picture and its events."""
     finished: str = ""
     """Finish reason and length, from the event of its end; empty: it had not ended."""
+    ended: FinishedInfo | None = None
+    """Figures of its end, from that event; None: it had not ended, or an older engine wrote none."""
     picture_wall: float | None = None
     """Unix seconds of the last snapshot that had it; None: none had it."""
     info: RequestInfo | None = None
@@ -83,7 +86,10 @@ def find_request(paths: Iterable[Path], request: str, until: float = float("inf"
     end = _end(events)
     text = "" if end is None else end.text.removeprefix(f"{request} ")
     as_of = max(events[-1].wall if events else 0.0, wall or 0.0)
-    return KeptRequest(id=request, as_of=as_of, finished=text, picture_wall=wall, info=info, events=events)
+    return KeptRequest(
+        id=request, as_of=as_of, finished=text, ended=None if end is None else end.finished, picture_wall=wall,
+        info=info, events=events,
+    )  # fmt: skip
 
 
 def _end(events: Iterable[Event]) -> Event | None:

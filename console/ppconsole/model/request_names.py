@@ -15,9 +15,24 @@ if TYPE_CHECKING:
 _SAMPLE = re.compile(r"\.\d+$")
 _CLIENTS = re.compile(r"[a-z]+[-_](.+)-[0-9a-f]{12}(-\d+)?(\.\d+)?")
 """Ids of requests whose HTTP client gave one of its own: it is the first group."""
+_PART = re.compile(r"[^\s:=<>!\"]+")
+"""One plain word of a filter."""
 _SHOWN = 8
 """Most candidates that a refusal lists."""
 _CUT = ("…", "...")
+
+
+def may_be_id(text: str) -> bool:
+    """Return whether a filter is one plain word, which may be a part of an id."""
+    return _PART.fullmatch(text.strip()) is not None
+
+
+def searched(text: str) -> str:
+    """Return the part of `text` that an id has which it names: `…c0de` names one that ends so."""
+    for sign in _CUT:
+        if text.startswith(sign):
+            return text.removeprefix(sign)
+    return text
 
 
 class AmbiguousError(ValueError):
@@ -60,9 +75,8 @@ def whole_in(text: str, snapshot: Snapshot, ended: Iterable[str] = ()) -> str:
 
 
 def _means(text: str, name: str) -> bool:
-    for sign in _CUT:
-        if text.startswith(sign):
-            return name.endswith(text.removeprefix(sign))
+    if (end := searched(text)) != text:
+        return name.endswith(end)
     own = _CLIENTS.fullmatch(name)
     return name.startswith(text) or (own is not None and own[1] == text)
 

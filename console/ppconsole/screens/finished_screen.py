@@ -11,10 +11,10 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.model.filters import Filter, FilterError
 from ppconsole.model.request_fields import FINISHED_FIELDS, finished_filter
+from ppconsole.model.request_names import may_be_id
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import Order, arranged
 from ppconsole.screens.console import Console
-from ppconsole.screens.ended_search import may_be_id
 from ppconsole.screens.line_screen import SORT_KEY, line_key, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.screens.request_screen import RequestScreen

@@ -12,11 +12,11 @@ from textual.geometry import Size
 
 from ppconsole.model.facts import may_submit
 from ppconsole.model.request_fields import FIELDS
+from ppconsole.model.request_names import may_be_id
 from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
-from ppconsole.screens.ended_search import may_be_id
 from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
 from ppconsole.screens.line_screen import LineScreen

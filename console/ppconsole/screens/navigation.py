@@ -98,20 +98,21 @@ class Navigator:
         )
 
     async def _find_ended(self, word: str) -> None:
-        from ppconsole.screens.ended_search import find_ended
+        from ppconsole.link.finished_search import find_ended
         from ppconsole.screens.finished_screen import FinishedScreen
         from ppconsole.screens.request_screen import RequestScreen
 
         before = self._screen()
         try:
-            found = await find_ended(self._console, word)
+            found = await find_ended(self._console.source, self._model.state.snapshot, word)
         except (LinkLost, QueryFailed) as error:
             self._console.report(str(error), bad=True)
             return
         if self._screen() is not before:
             return  # The operator is elsewhere by now.
         if not found.ended:
-            self._console.report(f"no request with {clean(word)} in its id is live or in the record", bad=True)
+            text = f"no request with {clean(word)} in its id is live or kept: {found.kept}"
+            self._console.report(text, bad=True)
         elif len(found.ended) > 1 and found.listed and before is self._main:
             self._app.push_screen(FinishedScreen(self._console, f'"{word}"'))
         else:

@@ -10,11 +10,12 @@ from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.snapshot import RequestInfo
 from textual.binding import Binding, BindingType
 
+from ppconsole.link.finished_search import find_ended, meant
 from ppconsole.link.kept_requests import KeptRequest
 from ppconsole.link.source import QueryFailed
+from ppconsole.model.request_names import AmbiguousError, searched
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console, Selected
-from ppconsole.screens.ended_search import find_ended
 from ppconsole.screens.line_screen import verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.view import drilldown, kept_request
@@ -39,6 +40,8 @@ class RequestScreen(Reader):
         super().__init__(console)
         self.request = request
         self._ended, self._searched = ended, False
+        self._lack = ""
+        """The reason why nothing of an ended request was found; empty: something was, or it was not sought."""
         self._detail: RequestDetail | None = None
         self._kept: KeptRequest | None = None
         self._kept_at: float | None = None
@@ -89,15 +92,30 @@ class RequestScreen(Reader):
         try:
             answer = await self.console.source.inspect("request", request=self.request)
         except QueryFailed as error:
-            if error.code == "NOT_FOUND" and self._ended is None and not self._searched:
-                self._searched = True
-                found = await find_ended(self.console, self.request)
-                self._ended = next((one for one in found.ended if one.id == self.request), None)
-            raise
+            if error.code != "NOT_FOUND" or self._ended is not None:
+                raise
+            if not self._searched:
+                await self._search()
+            raise QueryFailed(error.code, f"{error}{self._lack}") from None
         if isinstance(answer, KeptRequest):
             self._kept, self._kept_at = answer, at
         else:
             self._detail = answer if isinstance(answer, RequestDetail) else None
+
+    async def _search(self) -> None:
+        """Look for the figures of its end; it may be named by a part of its id. Raises LinkLost, QueryFailed."""
+        snapshot = self.console.model.state.snapshot
+        found = await find_ended(self.console.source, snapshot, searched(self.request))
+        self._searched = True
+        try:
+            self._ended = meant(self.request, found.ended)
+        except AmbiguousError as error:
+            self._lack = f"; {error}"
+            return
+        if self._ended is not None:
+            self.request = self._ended.id
+        elif found.kept:
+            self._lack = f"; {found.kept}"
 
     def action_copy_answer(self) -> None:
         """Copy the output so far."""

@@ -105,6 +105,8 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
         ],
         width,
     )  # fmt: skip
+    if ended.sources is not None:
+        rows += field("came from", sources_text(ended.sources, ended.prompt_tokens), "", width)
     between = "-" if ended.itl_ms is None else f"{figures.latency_ms(ended.itl_ms)} a token"
     quantiles = _pair(ended.itl_p50_ms, ended.itl_p99_ms)
     times = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.snapshot import RequestInfo
 
 from ppconsole.link.kept_requests import KeptRequest
@@ -10,12 +11,15 @@ from ppconsole.model.safe import clean
 from ppconsole.model.units import age_text
 from ppconsole.view import events, figures
 from ppconsole.view.cells import EMPTY, Row, fit, row, wrap
+from ppconsole.view.drilldown import sources_text
 
 NOT_KEPT = "prompt, output and block table are not kept"
 
 
 def kept_fields(kept: KeptRequest, now: float) -> list[tuple[str, str]]:
     """Return everything that is known of a request, with the time that it is of. `now`: Unix seconds."""
+    if kept.ended is not None:
+        return end_fields(kept.ended, now)
     found = [("request", clean(kept.id)), ("as of", f"{clock_text(kept.as_of, now)}, {age_text(now - kept.as_of)} ago")]
     if kept.finished:
         found.append(("state", f"finished: {clean(kept.finished)}"))
@@ -27,6 +31,25 @@ def kept_fields(kept: KeptRequest, now: float) -> list[tuple[str, str]]:
         before = age_text(kept.as_of - kept.picture_wall)
         found.append(("before", f"{_state(kept.info)}, {before} before; the figures below are of that time"))
     return [*found, *_figures(kept.info)]
+
+
+def end_fields(ended: FinishedInfo, now: float) -> list[tuple[str, str]]:
+    """Return the figures that stay of a request that has ended. `now`: Unix seconds."""
+    came = f"{clean(ended.client)}, {ended.route}" if ended.route else clean(ended.client)
+    queued, first = figures.latency(ended.queue_s), figures.latency(ended.ttft_s)
+    return [
+        ("request", clean(ended.id)),
+        ("state", f"finished: {clean(ended.ending)}"),
+        ("ended", f"{clock_text(ended.wall, now)}, {age_text(max(0.0, now - ended.wall))} ago"),
+        ("owner", clean(ended.owner)),
+        *([("client", came)] if came else []),
+        ("tokens", f"{ended.prompt_tokens} in, {ended.output_tokens} out"),
+        ("timing", f"queued {queued}, first token {first}, finished {age_text(ended.took_s)}"),
+        ("per token", f"{figures.latency_ms(ended.itl_ms)}, p50 {figures.latency_ms(ended.itl_p50_ms)}, "
+                      f"p99 {figures.latency_ms(ended.itl_p99_ms)}"),
+        *([("from", sources_text(ended.sources, ended.prompt_tokens))] if ended.sources is not None else []),
+        ("preempted", f"{ended.preemptions} times"),
+    ]  # fmt: skip
 
 
 def rows(kept: KeptRequest, now: float, width: int) -> list[Row]:

@@ -1,0 +1,87 @@
+"""`show` of a request that has ended, and whose output its client has: its figures, or how far back they are kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_helpers import Cli
+from fake_gateway import FakeGateway
+from ppconsole.link.contexts import remote_record
+from ppconsole.link.engine_link import EngineLink
+from ppconsole.link.finished_search import kept_text
+from ppconsole.model.endings import clock_text
+from ppengine.protocol.finished import FinishedInfo
+from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.tcp_address import parse_address
+from test_finished import BEGIN, HTTP, SOURCES, ended, segment
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    return Cli(capsys, tmp_path)
+
+
+def test_show_has_the_figures_of_an_end_when_the_client_has_the_output(cli: Cli, fake: FakeGateway) -> None:
+    """A line of a client's log names it, a minute later."""
+    wall = time.time() - 65.0
+    one = ended(1, id="chatcmpl-trace-42-0123456789ab", reason="stop", wall=wall, sources=SOURCES, **HTTP)
+    fake.finished = [one, ended(2, id="r-lost", reason="lost", loss="its journal is off")]
+    run = cli("show", one.id)
+    assert (run.code, run.err) == (0, "")
+    lines = run.out.splitlines()
+    assert lines[2].startswith(f"ended     {clock_text(wall)}, 1m") and lines[2].endswith(" ago")
+    assert [*lines[:2], *lines[3:]] == [
+        "request   chatcmpl-trace-42-0123456789ab",
+        "state     finished: stop",
+        "owner     alice",
+        "client    team-a, /v1/chat/completions",
+        "tokens    137 in, 6 out",
+        "timing    queued 250ms, first token 700ms, finished 2.0s",
+        "per token 21ms, p50 20ms, p99 44ms",
+        "from      prompt 137: device 16 · nvme0 100 · computed 21",
+        "preempted 0 times",
+        "          its output, blocks and history are not kept",
+    ]
+    part = cli("show", "trace-42")
+    assert (part.code, part.err) == (0, f"trace-42 is {one.id}\n")
+    assert part.out.splitlines()[3:] == lines[3:]
+    (row,) = cli("show", one.id, "--json").rows
+    assert msgspec.convert(row, FinishedInfo) == one
+    lost = cli("show", "r-lost").out.splitlines()
+    assert "state     finished: lost: its journal is off" in lost
+    assert "timing    queued 20ms, first token -, finished 3.0s" in lost and "per token -, p50 -, p99 -" in lost
+
+
+def test_show_finds_older_ones_in_the_record_or_says_how_far_that_goes(
+    cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.finished = [ended(1)]
+    folder = engine_folder(fake.record.id) / "history"
+    for at in (0.0, 60.0):
+        segment(folder, BEGIN + at, monkeypatch)
+    run = cli("show", "r-45")
+    assert run.code == 0 and run.out.startswith("request   r-45\n") and "state     finished: " in run.out
+    assert cli("show", "…-115").err == "…-115 is r-115\n"
+    gone = cli("show", "no-such")
+    assert gone.code == 7 and gone.err == (
+        "error: no request 'no-such'; the engine keeps the newest 1,000 that ended "
+        f"(those since {clock_text(BEGIN - 10)}), its record begins at {clock_text(BEGIN)} (NOT_FOUND)\n"
+    )
+
+
+def test_the_record_of_an_engine_on_another_host_is_there() -> None:
+    far = EngineLink(remote_record(parse_address("tcp://192.0.2.1:7000"), "0" * 64))
+    assert kept_text(far, [], None) == "the engine keeps the newest 1,000 that ended, its record is on its host"
