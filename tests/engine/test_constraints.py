@@ -32,6 +32,14 @@ FORMS = [
 ]  # fmt: skip
 PATIENT_S = 1e9
 """Time for a mask where none may be given up, however slow the machine is."""
+
+
+def wait_for_masks(patch: pytest.MonkeyPatch) -> None:
+    """Let no step give up a mask."""
+    for name in ("LATE_S", "FREE_LATE_S"):
+        patch.setattr(constraints, name, PATIENT_S)
+
+
 COLON = TOKENIZER.encode(":")[0]
 NAMES = [f"r{index}" for index in range(len(FORMS))]
 
@@ -48,7 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarWorld]:
 def texts(shared: GrammarWorld) -> list[str]:
     """The outputs of `FORMS` without any disturbance."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constraints, "LATE_S", PATIENT_S)
+        wait_for_masks(patch)
         shared.add(*FORMS, SamplingParams(max_tokens=12, ignore_eos=True), names=[*NAMES, "free"])
         found = shared.ended(*NAMES, "free")
     assert [shared.reason(name) for name in NAMES] == ["stop"] * len(NAMES)
@@ -88,7 +96,8 @@ def test_texts_have_their_forms_and_rows_are_scheduled_ahead_of_their_masks(
 
 def test_no_step_waits_for_a_compile(world: GrammarWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of an output whose process has not compiled its grammar comes when its first mask is there."""
-    monkeypatch.setattr(constraints, "LATE_S", 0.0)
+    for name in ("LATE_S", "FREE_LATE_S"):
+        monkeypatch.setattr(constraints, name, 0.0)
     (process,) = world.engine.constraints.masks.processes
     monkeypatch.setattr(process, "give", lambda: None)  # It compiles for as long as this lasts.
     monkeypatch.setattr(process, "advance", lambda: None)
@@ -139,7 +148,7 @@ def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(
     shared: GrammarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with log-probabilities needs the logits of each token, so it gets one step a token."""
-    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    wait_for_masks(monkeypatch)
     compact = constrained(json=SCHEMA, disable_any_whitespace=True)
     limits = [{}] * len(FORMS) + [{}, {"max_tokens": 6}, {"stop_token_ids": [COLON]}]
     forms = [*FORMS, compact, compact, compact]
@@ -168,7 +177,7 @@ def test_forced_tokens_come_in_fewer_steps_and_are_those_that_masks_alone_give(
 def spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarWorld]:
     """A world with three processes for masks, in which none is given up."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3 * mask_processes.CORES)))
-    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    wait_for_masks(monkeypatch)
     made = GrammarWorld(tmp_path)
     assert len(made.engine.constraints.masks.processes) == 3
     yield made
@@ -220,7 +229,7 @@ def test_a_process_that_does_not_answer_is_replaced(world: GrammarWorld, texts: 
 def test_free_requests_go_on_while_the_process_does_not_answer(
     world: GrammarWorld, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    wait_for_masks(monkeypatch)
     begun(world)
     stopped = world.process.pid
     os.kill(stopped, signal.SIGSTOP)
@@ -234,6 +243,24 @@ def test_free_requests_go_on_while_the_process_does_not_answer(
     assert world.ended(*NAMES) == texts
 
 
+def test_free_requests_do_not_wait_as_long_as_constrained_ones_alone(
+    world: GrammarWorld, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    begun(world)
+    os.kill(world.process.pid, signal.SIGSTOP)
+    world.until(lambda: world.steps and world.waits, "the oldest step waits for masks")
+    began = world.now
+    world.until(lambda: world.now > began + 2 * constraints.FREE_LATE_S, "time passes")
+    request = world.scheduler.queues.requests["r2"]
+    assert request.ahead
+    world.add(SamplingParams(max_tokens=30, ignore_eos=True), nonce=2, names=["free"])
+    world.until(lambda: world.reason("free"), "the free one ends")
+    assert not request.ahead
+    os.kill(world.process.pid, signal.SIGCONT)
+    assert world.ended(*NAMES) == texts
+
+
 def test_a_late_mask_holds_back_outputs_of_its_grammar_for_a_while(
     world: GrammarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +269,7 @@ def test_a_late_mask_holds_back_outputs_of_its_grammar_for_a_while(
     requests = world.scheduler.queues.requests
     world.until(lambda: not requests["r2"].ahead, "its mask is given up")
     os.kill(world.process.pid, signal.SIGCONT)
-    monkeypatch.setattr(constraints, "LATE_S", PATIENT_S)
+    wait_for_masks(monkeypatch)
     for name, ahead in (("soon", False), ("later", True)):
         world.add(FORMS[2], nonce=2 + ahead, names=[name])
         world.until(lambda name=name: name in requests and requests[name].output_ids, "a token")

@@ -25,6 +25,11 @@ from ppengine.protocol.token_mask import TokenMask
 
 LATE_S = 0.1
 """Seconds after which a step no longer waits for a mask: several times what most take."""
+FREE_LATE_S = 0.03
+"""The same while there are requests without masks, which wait as well.
+
+A heavy grammar with 128,000 tokens takes 4 to 30 ms a mask, and the other requests would have its pace.
+"""
 SLOW_S = 10.0
 """Seconds for which outputs that begin are not scheduled ahead, behind a mask of their grammar that came too late."""
 WATCH_S = 0.02
@@ -173,7 +178,10 @@ class Constraints:
         oldest = next(iter(self._asked.values()), None)
         if oldest is None:
             return None
-        return min(oldest + LATE_S, self._gather_until or math.inf)
+        late = oldest + FREE_LATE_S
+        if self._clock() >= late:  # All requests need masks.
+            late = oldest + LATE_S
+        return min(late, self._gather_until or math.inf)
 
     def close(self) -> None:
         """End the processes."""
@@ -202,7 +210,11 @@ class Constraints:
     def _give_up(self, scheduler: Scheduler) -> None:
         """Let steps go on without masks that take long: free rows wait for them, too."""
         now = self._clock()
-        due = now - LATE_S
+        oldest = next(iter(self._asked.values()), now)
+        if oldest > now - FREE_LATE_S:
+            return
+        others = any(not request.constrained for request in scheduler.queues.requests.values())
+        due = now - (FREE_LATE_S if others else LATE_S)
         while (request := next(iter(self._asked), None)) is not None and self._asked[request] <= due:
             del self._asked[request]
             scheduler.masks.give_up(request)
