@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.metadata import version
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.api_errors import ApiError, Kind, invalid, naming
+from ppengine.http.api_errors import ApiError, invalid, naming
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.call_trace import CallTraces
 from ppengine.http.chat_answer import ChatAnswer
@@ -26,22 +20,19 @@ from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 from ppengine.http.generation_response import BodyReader, GenerationResponse, error_response, json_response
 from ppengine.http.key_limits import LIMIT_HEADERS, Grant, KeyLimits
-from ppengine.http.messages_answer import MessagesAnswer, TokenCount, error_body
+from ppengine.http.messages_answer import MessagesAnswer, TokenCount
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
+from ppengine.http.paths import Handler, Paths, error_form
 from ppengine.http.request_fields import CompletionRequest, decode
 from ppengine.http.responses_answer import ResponsesAnswer
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.service import Caller, Service
 
-log = logging.getLogger("ppengine.http")
-
 _ALIVE = ("serving", "resizing", "paused", "draining", "degraded")
 """States in which a restart of the engine would make things worse: a stage restarts within seconds."""
 _READY = ("serving", "resizing")
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-ANTHROPIC = MESSAGES
-"""Beginning of the paths whose errors are in Anthropic's form."""
 DETOKENIZE_MOST = 2**17
 """Most tokens of a text that is asked for, 0.3 µs each: the tokenizer keeps the GIL, and all streams wait."""
 NO_KEY = "(no key)"
@@ -59,32 +50,22 @@ class Routes:
         self._traces = traces
         self._bodies = BodyReader()
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the application."""
         posts: dict[str, _Handler] = {
             "/v1/chat/completions": self.chat, "/v1/completions": self.complete, RESPONSES: self.respond,
             MESSAGES: self.message, "/v1/messages/count_tokens": self.count, "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
         }  # fmt: skip
-        gets: dict[str, _Handler] = {
-            "/v1/models": self.models, "/v1/models/{name:path}": self.model, "/version": self.version,
-            "/load": self.load,
+        gets: dict[str, _Handler] = {"/v1/models": self.models, "/version": self.version, "/load": self.load}
+        handlers: dict[str, tuple[str, Handler]] = {
+            "/health": ("GET", self._probe(_ALIVE)), "/ping": ("GET", self._probe(_ALIVE)),
+            "/ready": ("GET", self._probe(_READY)), "/metrics": ("GET", self.metrics),
         }  # fmt: skip
-        ways = [(path, self._guarded(path, handler, limited=True), "POST") for path, handler in posts.items()]
-        ways += [(path, self._guarded(path, handler), "GET") for path, handler in gets.items()]
-        ways += [(path, self._probe(_ALIVE), "GET") for path in ("/health", "/ping")]
-        ways += [("/metrics", self.metrics, "GET"), ("/ready", self._probe(_READY), "GET")]
-        # A redirect to the path without its slash would name http:// behind a proxy with TLS.
-        routes = [
-            Route(each, handler, methods=[method]) for path, handler, method in ways for each in (f"{path}/", path)
-        ]
-        # A model's name may have any characters, so its route comes last.
-        routes.sort(key=lambda route: "{" in route.path)
-        near = partial(_refused, [path for path, _, _ in ways if "{" not in path])
-        return Starlette(
-            routes=routes, exception_handlers={HTTPException: near, Exception: _failed},
-            middleware=_for_browsers(self._service.config.profile.http.allowed_origins),
-        )  # fmt: skip
+        handlers |= {path: ("POST", self._guarded(path, handler, limited=True)) for path, handler in posts.items()}
+        handlers |= {path: ("GET", self._guarded(path, handler)) for path, handler in gets.items()}
+        below = {"/v1/models": ("GET", self._guarded("/v1/models/{name:path}", self.model))}
+        return _for_browsers(Paths(handlers, below), self._service.config.profile.http.allowed_origins)
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
@@ -177,7 +158,7 @@ class Routes:
             max_model_len=service.config.max_model_len,
         )  # fmt: skip
 
-    def _probe(self, states: tuple[str, ...]) -> Callable[[Request], Awaitable[Response]]:
+    def _probe(self, states: tuple[str, ...]) -> Handler:
         async def probe(request: Request) -> Response:
             if states is _READY:
                 # A stage that is restarted may be back before the next look at the state.
@@ -208,11 +189,9 @@ class Routes:
             call.trace = self._traces.begin(route, request.headers, name)
         return call
 
-    def _guarded(
-        self, route: str, handler: _Handler, *, limited: bool = False
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, route: str, handler: _Handler, *, limited: bool = False) -> Handler:
         """Return `handler` behind the check of the key, and count the call by its end."""
-        body = _error_form(route)
+        body = error_form(route)
 
         async def guarded(request: Request) -> Response:
             name = NO_KEY
@@ -244,37 +223,11 @@ class Routes:
         return guarded
 
 
-def _for_browsers(origins: list[str]) -> list[Middleware]:
-    """Return the part that lets pages of `origins` read answers (CORS), none without any."""
+def _for_browsers(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    """Let pages of `origins` read the answers of `app` (CORS)."""
     if not origins:
-        return []
+        return app
     shown = ["x-request-id", "request-id", "retry-after", *LIMIT_HEADERS]
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"],
-            expose_headers=shown,
-        )
-    ]  # fmt: skip
-
-
-async def _refused(paths: list[str], request: Request, error: Exception) -> Response:
-    """Answer an unknown path with the nearest of `paths`, or a method that it does not have."""
-    assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path[:80]}: {error.detail}"
-    if error.status_code == 404 and (near := difflib.get_close_matches(request.url.path[:80], paths, n=1, cutoff=0.7)):
-        text += f"; did you mean {near[0]}?"
-    kind: Kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-    response = error_response(ApiError(error.status_code, kind, text), _error_form(request.url.path))
-    response.headers.update(error.headers or {})  # the methods of a path
-    return response
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    """Answer an unexpected error; the log has its stack."""
-    log.error("%s %s failed", request.method, request.url.path[:80], exc_info=error)
-    text = "the server failed at this request; its log has the reason"
-    return error_response(ApiError(500, "server_error", text), _error_form(request.url.path))
-
-
-def _error_form(path: str) -> Callable[[ApiError], bytes]:
-    return error_body if path.startswith(ANTHROPIC) else ApiError.encode
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=shown
+    )
