@@ -162,7 +162,7 @@ def connected(app: ASGIApp) -> ASGIApp:
                 message, written.body = {**message, "body": written.body + message["body"]}, b""
             await send(message)
 
-        await app({**scope, "extensions": {TRANSPORT: {"transport": written}}}, receive, forward)
+        await app({**scope, "extensions": {TRANSPORT: {"transport": written, "watchers": set()}}}, receive, forward)
 
     return run
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httptools
@@ -49,10 +51,13 @@ class Connection(HttpToolsProtocol):
     """Whether more of a request must come."""
     _heard_at = 0.0
     _timer: asyncio.TimerHandle
+    _watchers: set[Callable[[], object]]
+    """Called when the connection is lost. uvicorn notifies the newest of several requests alone."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._watchers = set[Callable[[], object]]()
         self._heard_at = self.loop.time()
         self._timer = self.loop.call_later(QUIET_S, self._look)
 
@@ -60,6 +65,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+        for watcher in tuple(self._watchers):
+            watcher()
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -93,7 +100,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._arrives = True
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "watchers": self._watchers}}
 
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -170,7 +177,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     """Return how uvicorn serves `app`."""
     return uvicorn.Config(
         app, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-        timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S,
+        proxy_headers=False, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S,
     )  # fmt: skip
 
 
@@ -224,3 +231,16 @@ def transport_of(scope: Scope) -> asyncio.WriteTransport:
     """Return the transport of a request's connection."""
     found: asyncio.WriteTransport = scope["extensions"][TRANSPORT]["transport"]
     return found
+
+
+@contextmanager
+def watched(scope: Scope, lost: Callable[[], object]) -> Iterator[None]:
+    """Call `lost` if the connection of a request is lost within the block, or was before it."""
+    known: Any = scope["extensions"][TRANSPORT]
+    known["watchers"].add(lost)
+    try:
+        if known["transport"].is_closing():
+            lost()
+        yield
+    finally:
+        known["watchers"].discard(lost)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.connection import begin_events, ends_with_connection, transport_of
+from ppengine.http.connection import begin_events, ends_with_connection, transport_of, watched
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
 
@@ -106,24 +106,32 @@ class GenerationResponse(Response):
         self.more_headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; abort the generations if the client leaves before its end."""
-        work = asyncio.create_task(self._send_events(scope, send) if self._events else self._send_whole(scope, send))
-        gone = asyncio.create_task(_disconnect(receive))
-        self._call.on_close = gone.cancel
+        """Send the answer; abort the generations if the client leaves before its end, or the call is closed."""
+        task, leaving, left = asyncio.current_task(), False, False
+        assert task is not None, "the server runs each request as a task"
+
+        def leave() -> None:
+            nonlocal leaving
+            if not leaving:
+                leaving = True
+                task.cancel()
+
+        self._call.on_close = leave
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            with watched(scope, leave):
+                await (self._send_events(scope, send) if self._events else self._send_whole(scope, send))
+        except asyncio.CancelledError:
+            left = not self._call.closed
+            # The server may have cancelled the task, too.
+            if not leaving or task.uncancel():
+                raise
         finally:
-            self._call.end(self._status, left=not work.done() and not self._call.closed)
+            self._call.end(self._status, left=left)
             for generation in self._generations:
                 generation.leave()
             if self._call.closed:
                 # A plain close would wait until the client has read.
                 transport_of(scope).abort()
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         try:
@@ -153,12 +161,6 @@ class GenerationResponse(Response):
         error = await stream.run(send)
         self._status = 200 if error is None else error.status
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _disconnect(receive: Receive) -> None:
-    """Return once the client has closed its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _nothing() -> dict[str, str]:

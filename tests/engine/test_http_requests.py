@@ -1,0 +1,67 @@
+"""Requests of the HTTP port: clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_world import served, world
+from ppengine.http.followed import Followed
+from ppengine.protocol.offline import Added
+
+STREAM = b'{"prompt": [5, 6], "stream": true}'
+WHOLE = b'{"prompt": [5, 6]}'
+
+
+def post(body: bytes, path: bytes = b"/v1/completions", more: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (path, more, len(body), body)
+
+
+async def until(known: Callable[[], object], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not known():
+            await asyncio.sleep(0.005)
+
+
+# --- clients that leave -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["events", "whole"])
+@pytest.mark.parametrize("more", [0, 2])
+async def test_a_client_that_leaves_ends_its_request(body: bytes, more: int) -> None:
+    """Also with further requests behind it on the same connection, which have not begun."""
+    async with world("", "length") as one, served(one.app) as port:  # The model never writes.
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(body) * (1 + more))
+        await until(lambda: one.model.submitted)
+        await asyncio.sleep(0.05)
+        assert not one.model.left
+        # A reset: a connection that is closed in order looks the same until bytes are sent on it.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await until(lambda: one.model.left)
+        assert len(one.model.left) == len(one.model.submitted) == 1
+
+
+async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world("", "length") as one, served(one.app) as port:
+        answers, submit = asyncio.Event(), one.model.submit
+
+        async def late(*given: Any) -> tuple[Added, list[Followed]]:
+            found = await submit(*given)
+            await answers.wait()
+            return found
+
+        monkeypatch.setattr(one.model, "submit", late)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(STREAM))
+        await until(lambda: one.model.submitted)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        answers.set()
+        await until(lambda: one.model.left)
