@@ -1,4 +1,4 @@
-"""Requests of the HTTP port: clients that leave."""
+"""Requests of the HTTP port: clients that leave, and questions to the core."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from http_world import served, world
+from ppengine.http import front_link
 from ppengine.http.followed import Followed
-from ppengine.protocol.offline import Added
+from ppengine.protocol.frames import Codec
+from ppengine.protocol.offline import Added, AddMany
+from ppengine.protocol.verbs import Submit
 
 STREAM = b'{"prompt": [5, 6], "stream": true}'
 WHOLE = b'{"prompt": [5, 6]}'
@@ -65,3 +68,39 @@ async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(mon
         await asyncio.sleep(0.05)
         answers.set()
         await until(lambda: one.model.left)
+
+
+# --- the core ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_question_is_sent_again_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    class Socket:
+        def __init__(self, endpoint: str, take: object) -> None: ...
+
+        def send(self, message: bytes) -> None:
+            sent.append(message)
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(front_link, "FrontSocket", Socket)
+    monkeypatch.setattr(front_link, "AGAIN_S", 0.2)
+    link = front_link.FrontLink("x", "http0", lambda state: None)
+    running = asyncio.create_task(link.run())
+
+    def added() -> list[bytes]:
+        return [one for one in sent if b"add-many" in one]
+
+    asking = asyncio.create_task(link.submit([Submit(prompt_token_ids=[1], request="r")], "o", "c"))
+    await until(lambda: len(added()) == 3)
+    assert len(set(added())) == 1, "the same question"
+    nonce = Codec(AddMany).decode(added()[0]).nonce
+    for _ in range(2):  # The core answers each time.
+        link._read(front_link.encode(Added(nonce=nonce, requests=["r"])))
+    answer, (followed,) = await asking
+    assert answer.requests == [followed.request] == ["r"]
+    await asyncio.sleep(0.6)
+    assert len(added()) == 3
+    running.cancel()

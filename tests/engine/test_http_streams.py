@@ -239,7 +239,7 @@ async def test_times_are_awaited_only_of_requests_that_the_core_has_taken(monkey
     assert b"abort-many" in sent[-1] and not link._left and not link._following
     late = submit("late")
     await asyncio.sleep(0)
-    (nonce,) = link._answers
+    (nonce,) = link._asked
     link._read(encode(Added(nonce=nonce, requests=["late"])))
     link.leave((await late)[1])
     for name, left in (("early", {"late": 2}), ("late", {"late": 1}), ("late", {})):

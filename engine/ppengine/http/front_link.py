@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -45,6 +45,15 @@ AGAIN_S = 2.5
 _T = TypeVar("_T", Added, CoreMetrics, StateAnswer)
 
 
+@dataclass(eq=False, slots=True)
+class _Question:
+    """A message that the core answers once. Its core may have gone before."""
+
+    message: bytes
+    answer: asyncio.Future[msgspec.Struct]
+    sent_at: float
+
+
 class FrontLink:
     """Submits, follows and aborts the requests of one session. `run` reads until it is cancelled."""
 
@@ -63,7 +72,8 @@ class FrontLink:
         self._codec = Codec(FromFront)
         # A successor in the session must not repeat the numbers of this process.
         self._nonce = secrets.randbits(48)
-        self._answers: dict[int, asyncio.Future[msgspec.Struct]] = {}
+        self._asked: dict[int, _Question] = {}
+        """Questions without an answer, by number."""
         self._adding = set[int]()
         """Numbers of the questions for new requests that have no answer."""
         self._ended = ""
@@ -150,8 +160,8 @@ class FrontLink:
         """End all requests with `why`, also those that the core has not taken, and take no others."""
         self._ended = why
         for nonce in self._adding:
-            if not (future := self._answers[nonce]).done():
-                future.set_result(Added(nonce=nonce, requests=[], error=why, later=True))
+            if not (answer := self._asked[nonce].answer).done():
+                answer.set_result(Added(nonce=nonce, requests=[], error=why, later=True))
         self._fail(why)
 
     def report(self, report: HttpReport) -> None:
@@ -178,26 +188,25 @@ class FrontLink:
         self._send(EndSamples(session=self._session, samples=[(followed.request, sample)]))
 
     async def _ask(self, message: msgspec.Struct, nonce: int, kind: type[_T]) -> _T:
-        """Send a question until it is answered."""
-        future = self._answers[nonce] = asyncio.get_running_loop().create_future()
+        """Send a question; `_repeat` sends it again until it is answered."""
+        question = _Question(encode(message), asyncio.get_running_loop().create_future(), time.monotonic())
+        self._asked[nonce] = question
         try:
-            while True:
-                self._send(message)
-                with contextlib.suppress(TimeoutError):
-                    answer = await asyncio.wait_for(asyncio.shield(future), AGAIN_S)
-                    assert isinstance(answer, kind), "an answer is known by its number"
-                    return answer
+            self._socket.send(question.message)
+            answer = await question.answer
         finally:
-            del self._answers[nonce]
+            del self._asked[nonce]
+        assert isinstance(answer, kind), "an answer is known by its number"
+        return answer
 
     def _read(self, data: bytes) -> None:
         message = self._codec.decode(data)
         if isinstance(message, News):
             self._take(message)
         elif isinstance(message, (Added, CoreMetrics, StateAnswer)):
-            future = self._answers.get(message.nonce)
-            if future is not None and not future.done():
-                future.set_result(message)
+            question = self._asked.get(message.nonce)
+            if question is not None and not question.answer.done():
+                question.answer.set_result(message)
 
     def _take(self, news: News) -> None:
         """Hand out the pieces of an answer, and ask for more."""
@@ -256,10 +265,15 @@ class FrontLink:
         self._send(question)
 
     async def _repeat(self) -> None:
-        """Ask again for news whose answer did not come."""
+        """Send questions again whose answers did not come."""
         while True:
             await asyncio.sleep(0.25)
-            if self._following and time.monotonic() - self._heard_at > AGAIN_S:
+            now = time.monotonic()
+            for one in self._asked.values():
+                if now - one.sent_at > AGAIN_S:
+                    one.sent_at = now
+                    self._socket.send(one.message)
+            if self._following and now - self._heard_at > AGAIN_S:
                 self._following = 0
             self._follow()
 

@@ -25,12 +25,15 @@ class FrontSocket:
         self._socket.reconnect_ivl = 20
         self._socket.connect(endpoint)
         self._failed: asyncio.Future[None] | None = None
+        self._will_read = False
+        """Whether messages are being read, or will be in this turn of the loop."""
 
     def send(self, message: bytes) -> None:
         """Send a message; it waits in the queue while the core is away."""
         self._socket.send(message, NOBLOCK)
-        if self._failed is not None:
+        if self._failed is not None and not self._will_read:
             # The descriptor reports each change once, and sending may have consumed the report of an answer.
+            self._will_read = True
             self._failed.get_loop().call_soon(self._read)
 
     async def run(self) -> None:
@@ -48,9 +51,12 @@ class FrontSocket:
             self._context.destroy(linger=0)
 
     def _read(self) -> None:
+        self._will_read = True
         try:
             while self._failed is not None and not self._failed.done() and readable(self._socket):
                 self._take(self._socket.recv(NOBLOCK))
         except Exception as error:  # noqa: BLE001  # It ends `run`, and with it the process.
             assert self._failed is not None, "the loop has seen it"
             self._failed.set_exception(error)
+        finally:
+            self._will_read = False
