@@ -1,20 +1,24 @@
-"""Requests of the HTTP port: clients that leave, and questions to the core."""
+"""Requests of the HTTP port: clients that leave, questions to the core, and nothing that is left behind."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_world import served, world
+from http_world import ASK, served, world
 from ppengine.http import front_link
+from ppengine.http.client_stats import Call
 from ppengine.http.followed import Followed
+from ppengine.http.generation import Generation
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.verbs import Submit
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 STREAM = b'{"prompt": [5, 6], "stream": true}'
 WHOLE = b'{"prompt": [5, 6]}'
@@ -104,3 +108,33 @@ async def test_a_question_is_sent_again_until_it_is_answered(monkeypatch: pytest
     await asyncio.sleep(0.6)
     assert len(added()) == 3
     running.cancel()
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [b"false", b"true"], ids=["whole", "events"])
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/chat/completions", b"/v1/messages"])
+async def test_an_answered_request_leaves_nothing_for_the_collector(path: bytes, stream: bytes) -> None:
+    """A search for garbage looks at the objects of all open streams. A prompt may have a million tokens."""
+    prompt = WHOLE[:-1] if path.endswith(b"/completions") and b"chat" not in path else b""
+    body = prompt or b'{"max_tokens": 9, "messages": [{"role": "user", "content": "%b"}]' % ASK[0]["content"].encode()
+    kinds = (Generation, Followed, Call, RequestResponseCycle)
+    async with world("It rains.") as one, served(one.app) as port:
+        gc.collect()
+        gc.disable()
+        try:
+            known = {id(each) for each in gc.get_objects() if isinstance(each, kinds)}
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(post(b'%b, "stream": %b}' % (body, stream), path, b"connection: close\r\n"))
+                assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 200 ")
+                writer.close()
+            await asyncio.sleep(0.05)
+            assert len(one.model.left) == 3
+            one.model.submitted.clear()
+            one.model.left.clear()
+            left = [each for each in gc.get_objects() if isinstance(each, kinds) and id(each) not in known]
+            assert not left
+        finally:
+            gc.enable()

@@ -115,6 +115,7 @@ class Call:
         if self not in client.open:
             return
         client.open.discard(self)
+        self.on_close = None
         if self._grant is not None:
             self._grant.leave()
         if self.trace is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -111,7 +112,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._framing = False, 0
         super().on_headers_complete()
-        self.scope["extensions"][TRANSPORT]["cycle"] = self.cycle
+        self.scope["extensions"][TRANSPORT]["cycle"] = weakref.ref(self.cycle)
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -217,7 +218,7 @@ def ends_with_connection(scope: Scope) -> bool:
     """
     if scope["http_version"] != "1.0":
         return False
-    cycle: Any = scope["extensions"][TRANSPORT]["cycle"]
+    cycle: Any = scope["extensions"][TRANSPORT]["cycle"]()
     cycle.chunked_encoding = False
     return True
 

@@ -70,6 +70,11 @@ class Followed:
             self.single.settle()
             self.single = None
 
+    def leave(self) -> None:
+        """End the reading: no further piece comes. The reader has this object, so both would wait for a collection."""
+        self.settle()
+        self._reader = None
+
     def take(self, piece: Piece) -> bool:
         """Take the new tokens of a piece; return False if tokens before it are missing."""
         if self.single is not None:

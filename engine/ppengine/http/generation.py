@@ -140,6 +140,7 @@ class Generation:
     def leave(self) -> None:
         """Abort what the core still computes of it."""
         self.link.leave([self.followed])
+        self.followed.leave()
 
     def _part(self, choice: PieceText, piece: Piece) -> Part:
         tokens, begin = piece.token_ids, choice.length
