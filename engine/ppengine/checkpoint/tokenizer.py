@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,8 @@ class DetokStream:
         self._tokenizer, self._spoken = tokenizer, spoken
         self._fixed = tokenizer.fixed_texts
         # The last whole character of the prompt is context enough; one has at most four bytes, so four tokens.
-        self._ids = [token for token in prompt_ids[-16:] if not tokenizer.is_silent(token)][-4:]
+        heard = (token for token in reversed(prompt_ids[-16:]) if not tokenizer.is_silent(token))
+        self._ids = [*islice(heard, 4)][::-1]
         self._given = len(self._ids)
         self._prefix = tokenizer.decode(self._ids)
 
