@@ -77,10 +77,12 @@ class SamplingParams(
         """Check kinds and ranges. A value that JSON cannot carry (NaN, infinity) fails the same comparisons."""
         if isinstance(self.stop, str):  # vLLM's users may write one without a list
             msgspec.structs.force_setattr(self, "stop", [self.stop])
-        for name, kind, default in _KINDS:
-            if (value := getattr(self, name)) is None and name in _LISTS:
+        for (name, kind, default), value in zip(_KINDS, msgspec.structs.astuple(self), strict=True):
+            if value is default or (value == [] and default is msgspec.NODEFAULT) or name == "structured_outputs":
+                continue
+            if value is None and name in _LISTS:
                 msgspec.structs.force_setattr(self, name, [])
-            elif value is not default:
+            else:
                 check_kind(name, value, kind)
         if not 1 <= self.n <= 64:
             raise ValueError(f"n is {self.n}; it must be 1 to 64")
@@ -208,9 +210,5 @@ def _check_bad_words(params: SamplingParams) -> None:
 
 _LISTS = ("stop", "stop_token_ids", "bad_words")
 """Lists that are None by default in vLLM, so its users may write that."""
-_KINDS = [
-    (field.name, field.type, field.default)
-    for field in msgspec.structs.fields(SamplingParams)
-    if field.name != "structured_outputs"
-]
-"""Name, type and default of the fields; a field that has its default needs no check."""
+_KINDS = [(field.name, field.type, field.default) for field in msgspec.structs.fields(SamplingParams)]
+"""Name, type and default of the fields; those with lists have none. A field that has its default needs no check."""
