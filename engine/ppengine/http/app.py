@@ -18,7 +18,13 @@ from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
-from ppengine.http.generation_response import BodyReader, GenerationResponse, error_response, json_response
+from ppengine.http.generation_response import (
+    BodyReader,
+    GenerationResponse,
+    error_response,
+    headers_of,
+    json_response,
+)
 from ppengine.http.key_limits import LIMIT_HEADERS, Grant, KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
@@ -194,9 +200,9 @@ class Routes:
         body = error_form(route)
 
         async def guarded(request: Request) -> Response:
-            name = NO_KEY
+            name, headers = NO_KEY, headers_of(request)
             try:
-                name = self._keys.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
+                name = self._keys.caller(headers.get("authorization"), headers.get("x-api-key"))
                 grant = self._limits.enter(name) if limited else None
             except ApiError as error:
                 self._begin(route, request, name).end(error.status)
@@ -204,7 +210,7 @@ class Routes:
             call, status = self._begin(route, request, name, grant), 500
             response: Response | None = None
             try:
-                response = await handler(request, Caller(name, request.headers.get("x-request-id"), call))
+                response = await handler(request, Caller(name, headers.get("x-request-id"), call))
                 status = response.status_code
             except ApiError as error:
                 response, status = error_response(error, body), error.status

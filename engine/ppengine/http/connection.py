@@ -12,6 +12,7 @@ import httptools
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from typing_extensions import override
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 TRANSPORT = "ppengine.transport"
@@ -57,7 +58,9 @@ class Connection(HttpToolsProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        # As uvicorn does, without the addresses of both sides: no one reads them here.
+        self.connections.add(self)
+        self.transport, self.flow, self.scheme = transport, FlowControl(transport), "http"
         self._watchers = set[Callable[[], object]]()
         self._heard_at = self.loop.time()
         self._timer = self.loop.call_later(QUIET_S, self._look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -50,7 +50,7 @@ class BodyReader:
     async def read(self, request: Request) -> bytes:
         """Return the body of a request. Raises ApiError once it, or all together, are too long."""
         size, kept, pieces = 0, 0, list[bytes]()
-        _check_headers(request)
+        _check_headers(headers_of(request))
         try:
             async for piece in request.stream():
                 size += len(piece)
@@ -74,14 +74,19 @@ class BodyReader:
         return b"".join(pieces)
 
 
-def _check_headers(request: Request) -> None:
+def headers_of(request: Request) -> dict[str, str]:
+    """Return the headers of a request, the first of each name. Starlette searches all of them for each."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(request.scope["headers"])}
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
     """Raise ApiError for a body that need not be read: its headers say that it is too long, or compressed."""
-    coding = request.headers.get("content-encoding", "")
+    coding = headers.get("content-encoding", "")
     if coding.lower() not in ("", "identity"):
         text = f"the body has the content-encoding {coding[:40]}; send it without one"
         raise ApiError(415, "invalid_request_error", text, code="unsupported_content_encoding")
-    waits = "expect" in request.headers
-    if int(request.headers.get("content-length", 0)) > (BODY_MOST if waits else DROPPED_MOST):
+    waits = "expect" in headers
+    if int(headers.get("content-length", 0)) > (BODY_MOST if waits else DROPPED_MOST):
         error = _too_long()
         if waits:
             # It will not send the body for which the parser waits.

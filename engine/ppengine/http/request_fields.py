@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import TypeVar, cast
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 import msgspec
 from typing_extensions import override
@@ -61,7 +62,8 @@ class CommonFields(StructuredFields, kw_only=True):
             raise invalid(
                 f"best_of is {self.best_of}; it must be n ({self.n or 1}): ask for n continuations", "best_of"
             )
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        values = zip(_SAMPLING, _sampling_of(self), strict=True)
+        given: dict[str, Any] = {name: value for name, value in values if value is not None}
         given["structured_outputs"] = self.constraint()
         if self.prompt_logprobs is not None and self.stream:
             raise invalid("prompt_logprobs is given with stream; an event has no place for them", "prompt_logprobs")
@@ -96,6 +98,7 @@ _SAMPLING = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words",
     "prompt_logprobs",
 )  # fmt: skip
+_sampling_of = attrgetter(*_SAMPLING)
 
 
 class CompletionRequest(CommonFields, kw_only=True):
@@ -145,9 +148,8 @@ class CompletionRequest(CommonFields, kw_only=True):
 
 def decode(body: bytes, kind: type[T]) -> T:
     """Return the body of a request. Raises ApiError, which names the field at fault."""
-    if body.count(b",") > VALUES_MOST:
-        raise invalid(f"the body has more than {VALUES_MOST} commas, the most that are taken")
-    _check_structure(body)
+    if len(body) > STRUCTURE_MOST:  # A shorter one cannot have as many.
+        _check_structure(body)
     try:
         data = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -170,7 +172,9 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def _check_structure(body: bytes) -> None:
-    """Raise ApiError for a body of too many objects, lists and fields. Those in its texts do not count."""
+    """Raise ApiError for a body of too many values, objects, lists and fields. The last three do not count in texts."""
+    if body.count(b",") > VALUES_MOST:
+        raise invalid(f"the body has more than {VALUES_MOST} commas, the most that are taken")
     if _structure(body) <= STRUCTURE_MOST:
         return
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
