@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anthropic
@@ -141,8 +142,9 @@ class Written:
         self.body = b""
 
     def write(self, data: bytes) -> None:
-        size, _, rest = data.partition(b"\r\n")
-        self.body += rest[: int(size, 16)]
+        while data:
+            size, _, rest = data.partition(b"\r\n")
+            self.body, data = self.body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -155,14 +157,15 @@ def connected(app: ASGIApp) -> ASGIApp:
     """Return `app` with a connection to each request, as the server of an HTTP process gives it one."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        written = Written()
+        written, cycle = Written(), SimpleNamespace()
 
         async def forward(message: Message) -> None:
             if message["type"] == "http.response.body":
                 message, written.body = {**message, "body": written.body + message["body"]}, b""
             await send(message)
 
-        await app({**scope, "extensions": {TRANSPORT: {"transport": written, "watchers": set()}}}, receive, forward)
+        known = {"transport": written, "watchers": set(), "cycle": lambda: cycle}
+        await app({**scope, "extensions": {TRANSPORT: known}}, receive, forward)
 
     return run
 

@@ -231,6 +231,13 @@ def begin_events(scope: Scope, *, chunked: bool) -> None:
     scope["extensions"][TRANSPORT]["sign"] = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT
 
 
+def end_events(scope: Scope, *, chunked: bool) -> bytes:
+    """Note that the last event is written. Return the bytes behind it, which uvicorn leaves out then."""
+    known: Any = scope["extensions"][TRANSPORT]
+    known["sign"], known["cycle"]().chunked_encoding = b"", False
+    return b"0\r\n\r\n" if chunked else b""
+
+
 def transport_of(scope: Scope) -> asyncio.WriteTransport:
     """Return the transport of a request's connection."""
     found: asyncio.WriteTransport = scope["extensions"][TRANSPORT]["transport"]

@@ -27,15 +27,15 @@ HELD_MOST = 2**24
 
 
 class Reading:
-    """Hands the parts of `generations` to `take` as they come. `changed` is called at the end."""
+    """Hands the parts of `generations` to `take` as they come. `ended` gets the error at the end, if there is one."""
 
-    __slots__ = ("_call", "_changed", "_generations", "_left", "_take", "error", "over")
+    __slots__ = ("_call", "_ended", "_generations", "_left", "_take", "error", "over")
 
     def __init__(
         self, generations: Sequence[Generation], call: Call, take: Callable[[Generation, Part], None],
-        changed: Callable[[], None],
+        ended: Callable[[ApiError | None], None],
     ) -> None:  # fmt: skip
-        self._generations, self._call, self._take, self._changed = generations, call, take, changed
+        self._generations, self._call, self._take, self._ended = generations, call, take, ended
         self._left = len(generations)
         self.over = not generations
         """Whether no part will come."""
@@ -72,14 +72,14 @@ class Reading:
         if self.over:
             for one in self._generations:
                 one.followed.settle()
-            self._changed()
+            self._ended(self.error)
 
 
 async def all_parts(generations: Sequence[Generation], call: Call) -> list[list[Part]]:
     """Return the parts of each choice once all have ended. Raises ApiError."""
     parts: list[list[Part]] = [[] for one in generations for _ in range(one.choices)]
     ended = asyncio.Event()
-    reading = Reading(generations, call, lambda _, part: parts[part.choice].append(part), ended.set)
+    reading = Reading(generations, call, lambda _, part: parts[part.choice].append(part), lambda _: ended.set())
     await ended.wait()
     if reading.error is not None:
         raise reading.error
@@ -90,32 +90,56 @@ class EventStream:
     """Writes the events of an answer to `transport`, whose headers were sent through ASGI."""
 
     __slots__ = (
-        "_answer", "_call", "_chunked", "_full", "_generations", "_held", "_held_bytes", "_outbox", "_transport",
-        "_wake",
+        "_answer", "_call", "_chunked", "_close", "_ended", "_failure", "_full", "_generations", "_held", "_held_bytes",
+        "_outbox", "_transport", "_wake",
     )  # fmt: skip
 
     def __init__(
         self, answer: Answer, generations: Sequence[Generation], call: Call, transport: asyncio.WriteTransport, *,
-        chunked: bool = True,
+        chunked: bool = True, close: Callable[[], bytes] = bytes,
     ) -> None:  # fmt: skip
+        """`close` returns the bytes behind the last event, once it is written."""
+        self._close = close
         self._answer, self._generations, self._call, self._transport = answer, generations, call, transport
         self._chunked, self._full, self._outbox = chunked, False, generations[0].link.outbox
         self._held: list[bytes] = []
         self._held_bytes = 0
+        self._ended = False
+        """Whether the last event is written."""
+        self._failure: Exception | None = None
         self._wake = asyncio.Event()
 
     async def run(self, send: Send) -> ApiError | None:
         """Return after the last event was written, with the error that ended the answer."""
         self._write(self._answer.begin())
-        reading = Reading(self._generations, self._call, self._part, self._wake.set)
-        while not reading.over or self._full:
+        reading = Reading(self._generations, self._call, self._part, self._over)
+        while not self._ended:
             await self._wake.wait()
             self._wake.clear()
-            if self._full:
+            if self._full and not self._ended:
                 await self._drain(send)
-        error = reading.error
-        self._write(self._answer.end() if error is None else self._answer.failed(error))
-        return error
+                if reading.over and not self._full:
+                    self._end(reading.error)
+        if self._failure is not None:
+            raise self._failure
+        return reading.error
+
+    def _over(self, error: ApiError | None) -> None:
+        """Write the last events together with the last part, unless they must wait."""
+        if not self._full:
+            self._end(error)
+        self._wake.set()
+
+    def _end(self, error: ApiError | None) -> None:
+        self._ended = True
+        try:
+            last = self._answer.end() if error is None else self._answer.failed(error)
+        except Exception as failure:  # noqa: BLE001  # It must not end the link; `run` raises it.
+            self._failure = failure
+            return
+        self._write(last)
+        if behind := self._close():
+            self._send(behind)
 
     def fill(self) -> None:
         """See `Writer`."""
@@ -134,20 +158,22 @@ class EventStream:
             followed.single = PlainEvents(generation, frame, self._call, self._transport, self._outbox, self)
 
     def _write(self, data: bytes) -> None:
-        """Send events, as a chunk or as they are, unless there are none, or the client has not read many before."""
+        """Write events, as a chunk or as they are, unless there are none, or the client has not read many before."""
         if not data:
             return  # An empty chunk would end the answer.
-        if self._transport.is_closing():
-            return  # The client has left; uvicorn reports that in a later turn of the loop.
         if self._full:
             self._held.append(data)
             self._held_bytes += len(data)
-            if self._held_bytes > HELD_MOST:
+            if self._held_bytes > HELD_MOST and not self._transport.is_closing():
                 log.warning("a client read nothing of %d bytes; its connection is cut", self._held_bytes)
                 self._transport.abort()
             return
-        framed = b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
-        self._outbox.write(self._transport, framed, self)
+        self._send(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def _send(self, data: bytes) -> None:
+        # Otherwise the client has left; uvicorn reports that in a later turn of the loop.
+        if not self._transport.is_closing():
+            self._outbox.write(self._transport, data, self)
 
     async def _drain(self, send: Send) -> None:
         """Wait until the client has read, then send the events that were held back."""

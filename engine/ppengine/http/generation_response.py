@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.connection import begin_events, ends_with_connection, transport_of, watched
+from ppengine.http.connection import begin_events, end_events, ends_with_connection, transport_of, watched
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
 
@@ -162,7 +163,10 @@ class GenerationResponse(Response):
         chunked = not ends_with_connection(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         begin_events(scope, chunked=chunked)
-        stream = EventStream(self._answer, self._generations, self._call, transport_of(scope), chunked=chunked)
+        stream = EventStream(
+            self._answer, self._generations, self._call, transport_of(scope), chunked=chunked,
+            close=partial(end_events, scope, chunked=chunked),
+        )  # fmt: skip
         error = await stream.run(send)
         self._status = 200 if error is None else error.status
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -35,6 +35,8 @@ class Outbox:
 
     def write(self, transport: asyncio.WriteTransport, data: bytes, writer: Writer) -> None:
         """Write bytes of `writer`; those for a connection that is closed are dropped."""
+        if self.waiting and self.waiting[-1][0] is transport:
+            data = self.waiting.pop()[1] + data
         self.waiting.append((transport, data, writer))
         if not self._collects:
             self._flush()
