@@ -513,7 +513,8 @@ def test_a_key_is_limited_kicked_and_drained(engine: Served) -> None:
             await op.idle()
 
     asyncio.run(work())
-    wait_until(lambda: status() == 200, "both processes have taken the end of the drain")
+    # The kernel chooses the process of each call.
+    wait_until(lambda: all(status() == 200 for _ in range(8)), "both processes have taken the end of the drain")
 
 
 def test_a_killed_process_takes_its_own_streams_alone(engine: Served, client: openai.OpenAI, written: str) -> None:
