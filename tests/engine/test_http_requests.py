@@ -38,13 +38,14 @@ async def until(known: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["events", "whole"])
-@pytest.mark.parametrize("more", [0, 2])
-async def test_a_client_that_leaves_ends_its_request(body: bytes, more: int) -> None:
+@pytest.mark.parametrize(("together", "later"), [(1, 0), (3, 0), (1, 1)])
+async def test_a_client_that_leaves_ends_its_request(body: bytes, together: int, later: int) -> None:
     """Also with further requests behind it on the same connection, which have not begun."""
     async with world("", "length") as one, served(one.app) as port:  # The model never writes.
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(body) * (1 + more))
+        writer.write(post(body) * together)
         await until(lambda: one.model.submitted)
+        writer.write(post(body) * later)
         await asyncio.sleep(0.05)
         assert not one.model.left
         # A reset: a connection that is closed in order looks the same until bytes are sent on it.
@@ -52,6 +53,21 @@ async def test_a_client_that_leaves_ends_its_request(body: bytes, more: int) -> 
         writer.transport.abort()
         await until(lambda: one.model.left)
         assert len(one.model.left) == len(one.model.submitted) == 1
+
+
+async def test_a_client_that_leaves_behind_a_long_body_ends_its_request() -> None:
+    """uvicorn reads no further while more than 64 KiB of a body wait."""
+    body = STREAM[:-1] + b" " * 400_000 + b"}"
+    async with world("", "length") as one, served(one.app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        whole = post(body)
+        for piece in (whole[:200_000], whole[200_000:]):
+            await asyncio.sleep(0.05)  # The handler waits for the rest.
+            writer.write(piece)
+        await until(lambda: one.model.submitted)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        await until(lambda: one.model.left)
 
 
 async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ LEAVE_S = 1
 PROBE_S, PROBE_MOST_S = 0.1, 15.0
 """Seconds from the first to the second sign to a client whose sending side is closed, and between two later ones at
 most: each time is three times the one before."""
+BEHIND_MOST = 8
+"""Requests behind the one that is answered with which a connection is still read, so that its loss is noticed."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 """An event that clients ignore."""
@@ -128,6 +130,8 @@ class Connection(HttpToolsProtocol):
             return  # The parser takes what follows for another protocol.
         self._head, self._framing, self._in_head, self._arrives = 0, 0, True, False
         super().on_message_complete()
+        if len(self.pipeline) <= BEHIND_MOST:
+            self.flow.resume_reading()  # Its body may have paused it, or the request before it.
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
