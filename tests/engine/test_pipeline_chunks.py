@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ppengine.core.scheduler import wait_reasons
-from ppengine.core.scheduler.pipeline_chunks import BESIDE_TOKENS, FIXED_TOKENS, LEAST_TOKENS
+from ppengine.core.scheduler.pipeline_chunks import FIXED_TOKENS, LEAST_TOKENS
 from scheduler_world import World
 
 
@@ -112,36 +112,3 @@ def test_decodes_come_on_top() -> None:
     assert sum(row.count for row in step.rows) == decodes + 704, "half of 1,380 tokens"
     why = wait_reasons.why(beside.scheduler, second)
     assert why.text == f"step full, {decodes + 704} tokens"
-
-
-def beside_decodes(stages: int, prompts: list[int], most: int = 4_096) -> list[int]:
-    """Return the tokens that each step takes of `prompts`, which come together beside decodes."""
-    busy = world(stages, most)
-    for number in range(200):
-        busy.add([number % 50 + 5] * 3, max_tokens=300, ignore_eos=True)
-    for _ in range(2 * stages):
-        busy.round()
-    for number, tokens in enumerate(prompts):
-        busy.add([60 + number] * tokens, max_tokens=1)
-    sizes, left = [], sum(prompts)
-    while left:
-        step = busy.schedule()
-        if step is None:
-            busy.round()
-            continue
-        assert sum(row.count == 1 for row in step.rows) >= 200 // stages
-        sizes.append(sum(row.count for row in step.rows if row.count > 1))
-        left -= sizes[-1]
-    return [size for size in sizes if size]
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_prompts_that_came_together_hold_up_no_decode_for_long(stages: int) -> None:
-    assert beside_decodes(stages, [400]) == [400]
-    assert beside_decodes(stages, [400, 400, 400, 300]) == [768, 732]
-    assert max(beside_decodes(stages, [1_000, 1_000, 1_000])) <= BESIDE_TOKENS
-    assert max(beside_decodes(stages, [4_000])) <= BESIDE_TOKENS
-
-
-def test_more_prompts_than_a_step_takes_fill_it() -> None:
-    assert beside_decodes(1, [1_000] * 12)[:2] == [3_896, 3_896], "4,096 less 200 decodes"

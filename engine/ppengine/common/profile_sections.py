@@ -101,8 +101,7 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Batching.
 
-    `max_num_batched_tokens`: of a step. If few prompt tokens are left, steps are smaller beside decodes, and with
-    several stages.
+    `max_num_batched_tokens`: of a step. With several stages, steps are smaller if few prompt tokens are left.
     `schedule_ahead`: give a request its next decode step before the last one has retired.
     """
 

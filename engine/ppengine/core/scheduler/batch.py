@@ -59,7 +59,7 @@ class Batcher:
         self._most = self._budget = self._config.max_num_batched_tokens
         if self._queues.ready:
             self._decode(max(self._steps.draft.number - self._stages, self._fences.retired_step))
-        if self._config.chunked_prefill and (rows or self._stages > 1):
+        if self._stages > 1 and self._config.chunked_prefill:
             self._limit_prompts()
         for request in list(self._queues.prefilling):
             if self._budget <= 0:
@@ -193,12 +193,11 @@ class Batcher:
     # --- prefills -------------------------------------------------------------------------------------------
 
     def _limit_prompts(self) -> None:
-        """Leave the rest of prompts to later steps, so that all stages get work soon, and decodes their tokens."""
+        """Leave the rest of long prompts to later steps, so that all stages get work soon."""
         queues, config = self._queues, self._config
         may_start = 0 if self.closed else config.max_num_seqs - len(queues.running)
         decodes = self._most - self._budget
-        limit = self._supply.limit(queues.prefilling, queues.waiting, may_start, beside=decodes > 0)
-        self._most = min(self._most, decodes + limit)
+        self._most = min(self._most, decodes + self._supply.limit(queues.prefilling, queues.waiting, may_start))
         self._budget = self._most - decodes
 
     def _prefill(self, request: Request) -> None:

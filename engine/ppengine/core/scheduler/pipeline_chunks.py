@@ -1,11 +1,8 @@
-"""How many prompt tokens a step takes, so that a pipeline fills and drains soon, and decodes beside them come soon.
+"""How many prompt tokens a step takes, so that a pipeline fills and drains soon.
 
 A stage begins a step when the stage before it has ended it. So P stages need W + (P - 1) W / n token times for W tokens
 in n equal steps, and n times the fixed part of a step. The sum is least for n = sqrt(W (P - 1) / F), if a stage
 computes F tokens in the time of a fixed part. In a stream of prompts W is large, and steps reach the profile's limit.
-
-All decodes of a step wait for its prompts. If those that are left fit into one step, throughput is not short, and
-several steps take them: a few prompts that came together would otherwise be the longest gap between tokens.
 """
 
 from __future__ import annotations
@@ -24,19 +21,15 @@ An H200 computes 155 in bfloat16 while it reads the weights once; launches and s
 LEAST_TOKENS = 512
 """Steps of fewer tokens use a card badly."""
 ROUND = 64
-BESIDE_TOKENS = 768
-"""Prompt tokens beside decodes. With 256 of these a step is one of the graphs that every card has."""
 SEEN_MOST = 16
 """Waiting requests whose tokens are counted; the others count as these do."""
 _KEEP = 0.95
 """Weight that each start leaves to those before it."""
 
 
-def prompt_tokens_of_step(left: int, stages: int, most: int, *, beside: bool) -> int:
-    """Return how many of `left` prompt tokens a step of at most `most` tokens takes, `beside` decodes or without."""
+def prompt_tokens_of_step(left: int, stages: int, most: int) -> int:
+    """Return how many of `left` prompt tokens a step of at most `most` tokens takes, with two stages or more."""
     steps = max(1, min(math.isqrt(left * (stages - 1) // FIXED_TOKENS), round(left / LEAST_TOKENS)))
-    if beside and left <= most:
-        steps = max(steps, -(-left // BESIDE_TOKENS))
     return min(most, max(LEAST_TOKENS, -(-left // (steps * ROUND)) * ROUND))
 
 
@@ -58,16 +51,14 @@ class PromptSupply:
         self._tokens = _KEEP * self._tokens + tokens
         self._found = _KEEP * self._found + found
 
-    def limit(
-        self, prefilling: Sequence[Request], waiting: Sequence[Request], may_start: int, *, beside: bool = False
-    ) -> int:
+    def limit(self, prefilling: Sequence[Request], waiting: Sequence[Request], may_start: int) -> int:
         """Return how many tokens a step takes of prompts that run, and of the first `may_start` that wait.
 
-        While there are ever fewer, steps have the same size. `beside`: the step has decodes.
+        While there are ever fewer, steps have the same size.
         """
         left = self._count(prefilling, waiting, may_start)
         if left >= self._left:
-            self._limit = prompt_tokens_of_step(left, self._stages, self._most, beside=beside)
+            self._limit = prompt_tokens_of_step(left, self._stages, self._most)
         self._left = left
         return self._limit
 
