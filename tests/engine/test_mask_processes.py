@@ -79,17 +79,14 @@ def test_an_output_stays_with_its_process_until_it_ends() -> None:
     assert all(one.calls == ["prepare", "advance", "close", "take"] for one in processes)
 
 
-def test_an_output_goes_where_its_grammar_is_compiled_since_its_check() -> None:
+def test_an_output_goes_where_its_grammar_is_compiled() -> None:
     masks, processes = made()
-    for name in "abcdefgh":
-        masks.expect(Grammar("regex", name))
-        masks.expect(Grammar("regex", name))
-    assert [one.expected for one in processes] == [["a", "e"], ["b", "f"], ["c", "g"], ["d", "h"]]
-    processes[2].compiled.add("c")
-    for matcher, name in enumerate("cgbaecc", 1):
-        assert masks.open(matcher, Grammar("regex", name)) == (matcher in (1, 6, 7))
-    masks.ask(asks(*range(1, 8)))
-    assert [one.asked for one in processes] == [[4, 5], [3], [1, 2, 6, 7], []]
+    processes[2].compiled |= {"c", "d"}
+    for matcher, name in enumerate("cabcdc", 1):
+        assert masks.open(matcher, Grammar("regex", name)) == (name in "cd")
+    masks.ask(asks(*range(1, 7)))
+    assert [one.asked for one in processes] == [[2], [3], [1, 4, 5, 6], []]
+    assert [one.expected for one in processes] == [["a"], ["b"], ["c", "c", "d", "c"], []]
 
 
 def test_outputs_of_one_grammar_are_spread_where_it_is_compiled_in_one_process() -> None:
@@ -101,14 +98,3 @@ def test_outputs_of_one_grammar_are_spread_where_it_is_compiled_in_one_process()
         masks.ask(asks(matcher))
     assert [len(one.asked) for one in processes] == [60, 76, 60, 60]
     assert processes[1].asked[:NEAR] == list(range(1, NEAR + 1))
-
-
-def test_grammars_whose_output_never_comes_keep_no_process_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ppengine.core.mask_processes.HOMES_MOST", 4)
-    masks, processes = made()
-    for number in range(11):
-        masks.expect(Grammar("regex", str(number)))
-    for matcher in range(1, 6):
-        masks.open(matcher, Grammar("regex", "x"))
-        masks.ask(asks(matcher))
-    assert sorted(len(one.asked) for one in processes) == [1, 1, 1, 2]

@@ -285,7 +285,6 @@ class Constraints:
     def _took(self, grammar: Grammar, masked: Masked) -> None:
         """Keep a first mask, and let those go on that wait for it."""
         if masked.mask is not None:
-            self.masks.expect(grammar)
             self._first[grammar] = self._equal.setdefault(masked.mask, masked.mask)
             if len(self._first) > KEPT_MOST:
                 self._first.popitem(last=False)

@@ -7,7 +7,6 @@ which all of its threads compute. So there are several where cores are many.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,8 +23,6 @@ THREADS_MOST = 16
 """Threads that compute masks, of all processes together."""
 NEAR = 16
 """Outputs that a process may have more than another one, to spare that one a compile."""
-HOMES_MOST = 1000
-"""Grammars that are compiled for an output that has not come: some never come."""
 Make = Callable[[str, int], GrammarProcess]
 """Makes a process for a task, with a number of threads."""
 
@@ -36,9 +33,7 @@ class MaskProcesses:
 
     processes: list[GrammarProcess]
     _outputs: list[int] = field(init=False)
-    """Outputs of each process, and grammars in it whose output is still to come."""
-    _homes: OrderedDict[Grammar, int] = field(init=False, default_factory=OrderedDict)
-    """Places of the processes of grammars whose output is still to come, the newest last."""
+    """Number of outputs of each process."""
     _places: dict[int, int] = field(init=False, default_factory=dict)
     """Place of the process of each matcher."""
 
@@ -51,20 +46,9 @@ class MaskProcesses:
         for process in self.processes:
             process.prepare()
 
-    def expect(self, grammar: Grammar) -> None:
-        """Have a grammar compiled for an output that is about to come."""
-        if grammar in self._homes:
-            return
-        self._homes[grammar] = place = self._place(grammar)
-        self.processes[place].expect(grammar)
-        if len(self._homes) > HOMES_MOST:
-            _, oldest = self._homes.popitem(last=False)
-            self._outputs[oldest] -= 1
-
     def open(self, matcher: int, grammar: Grammar) -> bool:
         """Choose the process of an output, and have its grammar compiled there; return whether it probably is."""
-        home = self._homes.pop(grammar, None)
-        self._places[matcher] = place = self._place(grammar) if home is None else home
+        self._places[matcher] = place = self._place(grammar)
         process = self.processes[place]
         process.expect(grammar)
         return process.has(grammar)
