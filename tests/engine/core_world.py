@@ -40,6 +40,7 @@ class MemoryJournal:
         self._turn.append(record)
 
     def begin(self, state):
+        self.state = state
         self._written = [ENCODER.encode(list(state()))]
 
     def commit(self, state, now):

@@ -14,7 +14,6 @@ from ppengine.checkpoint.model_spec import ModelSpec
 from ppengine.common.config import EngineConfig
 from ppengine.core.answers import Answers
 from ppengine.core.block_map import BlockMap
-from ppengine.core.capacity import Capacity
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.constraints import Constraints
 from ppengine.core.cordons import Cordons
@@ -33,7 +32,6 @@ from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.mask_processes import make_processes
 from ppengine.core.meeting_points import MeetingPoints
-from ppengine.core.memory_controller import MemoryController
 from ppengine.core.metrics_desk import MetricsDesk
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
@@ -43,12 +41,12 @@ from ppengine.core.report import Reporter
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.request_verbs import RequestVerbs
 from ppengine.core.scheduler import Scheduler
-from ppengine.core.scheduler.cache_copies import host_limits
 from ppengine.core.serving import Serving
 from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_messages import StageMessages
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.startup import Startup
 from ppengine.core.submission_steps import SubmissionSteps
 from ppengine.core.submissions import Submissions
 from ppengine.core.successor import Successor
@@ -99,16 +97,12 @@ class Engine:
     ) -> None:
         """`restored`: the state that a core before this one has left; None: this one is the first."""
         self.config = config
-        self._spec = spec
-        self._successor: Successor | None = None
-        """Restores what the core before this one has left; None: nothing is left to restore."""
         self._clock = clock
         self.journal = journal = JournalWriter(store, full=config.profile.journal)
         self.feed = EventFeed()
         self._publish, self._push = happened, note
         happened, note = self._happened, self._note
         self.event = event = Events(happened)
-        self._meeting_points, self._notify_stage = MeetingPoints(), notify_stage
         self.stages = stages = Stages(config.layers, config.groups.tensor)
         self.health = health = Health(stages)
         self.tracker = tracker = StageTracker(stages, send_step, clock)
@@ -133,10 +127,18 @@ class Engine:
         )  # fmt: skip
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
+        self.rooms = RoomBook(clock)
+        self._startup = startup = Startup(config, spec, stages, tracker, health, operations, event, self.rooms, clock)
+        self._successor = successor = None
+        if restored is not None:
+            self._successor = successor = Successor(
+                restored, config.stages, self.outputs, requests, answers, event, clock
+            )
         self.recovery = recovery = Recovery(
             config, stages, tracker, health, requests, checks, operations, event, clock,
-            start_stage, notify_stage, note, self.commit, self._serve, self._lose_all,
+            start_stage, notify_stage, note, self.commit, startup, successor,
         )  # fmt: skip
+        self._meeting_points, self._notify_stage = MeetingPoints(), notify_stage
         self._messages = StageMessages(stages, recovery, health, event, clock, notify_stage)
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
@@ -147,7 +149,6 @@ class Engine:
             config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules, backends,
             operations, answers, journal,
         )  # fmt: skip
-        self.rooms = RoomBook(clock)
         self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
@@ -157,9 +158,12 @@ class Engine:
         )  # fmt: skip
         self._state = LiveState(
             config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
-            self.commands, rules, tiers, self.feed, journal.full, began, restored,
+            self.commands, rules, tiers, self.feed, journal.full, began, successor,
         )  # fmt: skip
-        self._follow(restored)
+        if successor is None:
+            journal.begin(self._state.records)
+        else:
+            self._follow(successor)
 
     # --- messages -------------------------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class Engine:
                 return message.generation == recovery.generation and self.tracker.mapped(message)
             case StageReady():
                 self._messages.on_ready(message)
-                self._begin_serving()
+                self._startup.begin(recovery.generation, recovery.stay_down)
             case StageProgress():
                 self._messages.on_progress(message)
             case StageFailed():
@@ -224,56 +228,11 @@ class Engine:
             else:
                 self.tiers.on_process(process)
 
-    def _begin_serving(self) -> None:
-        """Serve once all stages have met for the first time."""
-        health, generation = self.health, self.recovery.generation
-        if health.serving is not None or health.blocked or not self.stages.all_met(generation):
-            return
-        profile = self.config.profile
-        capacity = Capacity(self.stages, profile.memory.block_size, self.config.max_model_len)
-        if refusal := capacity.refusal(profile.memory.utilization):
-            health.refuse(refusal)
-            return
-        scheduler, memory = serving = self._make_serving(capacity, profile.memory.utilization)
-        scheduler.steps.generation = generation
-        self.stages.serve()
-        health.serve(serving)
-        mapped, binding = memory.mapped_blocks, capacity.binding(capacity.plan(memory.utilization))
-        self.tracker.send(scheduler.resize.map_step(mapped))
-        self.event("engine.serving", f"serving with {mapped} blocks, {binding} is binding")
-
-    def _make_serving(self, capacity: Capacity, utilization: float) -> Serving:
-        """Make the scheduler and the memory controller."""
-        profile = self.config.profile
-        scheduler = Scheduler(
-            profile.scheduler,
-            stages=self.config.stages,
-            block_size=profile.memory.block_size,
-            max_model_len=self.config.max_model_len,
-            num_blocks=capacity.plan(utilization).mapped,
-            num_host_blocks=capacity.host_blocks,
-            eos_token_ids=frozenset(self._spec.eos_token_ids),
-            host_cache=host_limits(profile.tiers, capacity.most_block_bytes, on_gpus=bool(self.stages.on_gpus)),
-            clock=self._clock,
-        )
-        memory = MemoryController(
-            scheduler, capacity, utilization, self.operations, self.event, self.tracker.send,
-            lambda: self.health.blocked, self.health.fail, self.recovery.stay_down, self.rooms,
-            lambda: self.tracker.unmapped, self._clock,
-        )  # fmt: skip
-        return Serving(scheduler, memory)
-
     # --- a core before this one -------------------------------------------------------------------------------
 
-    def _follow(self, restored: Restored | None) -> None:
+    def _follow(self, successor: Successor) -> None:
         """Take over what a core before this one has left, and begin a generation: all stages meet this core."""
-        if restored is None:
-            self.journal.begin(self._state.records)
-            return
-        successor = self._successor = Successor(
-            restored, self.config.stages, self.outputs, self.requests, self.answers, self.event, self._clock
-        )
-        known = successor.settings
+        restored, known = successor.state, successor.settings
         whole = restored.settings is not None and not restored.damage
         self.feed.restore(restored.events, restored.facts, whole=whole)
         self.offline.added.update(restored.added)
@@ -290,27 +249,6 @@ class Engine:
         successor.report_losses()
         for text in restored.damage:
             self.event("journal.damaged", text)
-
-    def _serve(self) -> Serving:
-        """Make scheduler and memory in a core that follows another one, with all requests that go on."""
-        successor = self._successor
-        assert successor is not None, "the first core begins to serve by itself"
-        known, profile = successor.settings, self.config.profile
-        capacity = Capacity(self.stages, profile.memory.block_size, self.config.max_model_len)
-        serving = self._make_serving(capacity, known.utilization or profile.memory.utilization)
-        serving.memory.revision = known.revision
-        self.health.serve(serving)
-        successor.resume(serving.scheduler)
-        serving.scheduler.batcher.cordon = self.stages.cordons
-        self.checks.resume(known.checks, known.shadow)
-        self._state.before = None
-        return serving
-
-    def _lose_all(self, why: str) -> int:
-        """End every request as lost, also those of a core before this one that wait for the stages."""
-        if self._successor is not None:
-            return self._successor.lose_all(why, self.operations)
-        return self.requests.lose_all(why)
 
     def commit(self) -> None:
         """Write the journal: what happened in this turn may be seen outside from now on."""
@@ -355,7 +293,7 @@ class Engine:
             return
         if self._successor is not None:
             successor, self._successor = self._successor, None
-            for opened in successor.opened():
+            for opened in successor.take_opened():
                 self.commands.resume(opened)
         scheduler, memory = serving
         self.checks.shadow.watch()

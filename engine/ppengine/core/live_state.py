@@ -25,7 +25,7 @@ from ppengine.core.journal_records import (
     StartCounts,
     Stated,
 )
-from ppengine.core.journal_state import Restored, sample_id
+from ppengine.core.journal_state import sample_id
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.offline_requests import OfflineRequests
@@ -34,6 +34,7 @@ from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.stage_records import Stages
+from ppengine.core.successor import Successor
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.sampling import SamplingParams
@@ -65,13 +66,13 @@ class LiveState:
     """Whether requests are kept, beyond their ids."""
     _began: float
     """Start of the first core."""
-    before: Restored | None
-    """State of the core before this one, which counts until this one serves."""
+    _successor: Successor | None
+    """Has the state of the core before this one, which counts until this one serves."""
 
     def settings(self) -> Settings:
         """Return everything that is no request, command or event."""
         serving, requests = self._health.serving, self._requests
-        before = None if self.before is None else self.before.settings
+        before = None if self._successor is None else self._successor.state.settings
         stages = [StageState(record.started, loaded=record.ready is not None) for record in self._stages]
         known = Settings(
             generation=self._recovery.generation, stages=stages,
@@ -120,11 +121,11 @@ class LiveState:
                 yield Opened(operation.id, operation.client, operation.command)
             for (session, nonce), names in list(self._offline.added.items()):
                 yield Added(session, nonce, names)
-        if self.before is not None:
-            yield from list(self.before.opened.values())
+        if self._successor is not None:
+            yield from list(self._successor.state.opened.values())
         attended = {one.request: one for one in self._commands.attended()}
         for output in self._outputs:
-            waits = None if self.before is None else self.before.requests.get(output.request)
+            waits = None if self._successor is None else self._successor.state.requests.get(output.request)
             entered = waits or self._entered(output)
             entered.attended = attended.get(output.request, entered.attended)
             yield entered

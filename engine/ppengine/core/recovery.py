@@ -22,6 +22,8 @@ from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.start_tries import StartTries
+from ppengine.core.startup import Startup
+from ppengine.core.successor import Successor
 from ppengine.core.takeover import Takeover
 from ppengine.diagnosis.budgets import PHASE_BUDGET_S
 from ppengine.protocol import facts
@@ -55,10 +57,9 @@ class Recovery:
     _note: Callable[[Fact], None]
     _commit: Callable[[], None]
     """Writes the generation to the journal, before a stage can know it."""
-    _serve: Callable[[], Serving]
-    """Makes scheduler and memory in a core that follows another one."""
-    _lose_all: Callable[[str], int]
-    """Ends every request as lost, with the reason; returns their number."""
+    _startup: Startup
+    _successor: Successor | None
+    """In a core that follows another one."""
     generation: int = field(init=False, default=FIRST_GENERATION)
     _refusal: Refusal | None = field(init=False, default=None)
     """The newest reason why a stage was not restarted."""
@@ -299,7 +300,7 @@ class Recovery:
         self._stages.serve()
         serving = self._health.serving
         if serving is None:
-            serving = self._serve()
+            serving = self._resume()
             self._recomputed = len(self._requests.live())
         serving.scheduler.steps.generation = self.generation
         serving.scheduler.restarted()
@@ -321,6 +322,20 @@ class Recovery:
             if operation is not None:
                 pids = pids_text(self._stages.ranks(record.stage))
                 self._operations.end(operation, "applied", f"stage {record.stage} is {pids}; {text}")
+
+    def _resume(self) -> Serving:
+        """Serve for the first time in a core that follows another one, with all requests that go on."""
+        successor = self._successor
+        assert successor is not None, "the first core begins to serve by itself"
+        serving = self._startup.resume(successor, self.stay_down)
+        self._checks.resume(successor.settings.checks, successor.settings.shadow)
+        return serving
+
+    def _lose_all(self, why: str) -> int:
+        """End every request as lost, also those of a core before this one that wait for the stages."""
+        if self._successor is not None and self._health.serving is None:
+            return self._successor.lose_all(why, self._operations)
+        return self._requests.lose_all(why)
 
     def _give_up(self) -> None:
         """End all requests as lost, and refuse others until the stages serve: a stage does not come up."""

@@ -36,7 +36,7 @@ STEPS = 10_000
 
 @dataclass(eq=False)
 class Successor:
-    """Restores. `state` is the journal's."""
+    """Restores. `state` is the journal's, and empty once this core serves."""
 
     state: Restored
     stages: int
@@ -112,7 +112,7 @@ class Successor:
 
     def lose_all(self, why: str, operations: Operations) -> int:
         """End every request as lost: the stages do not come. Open commands get operations. Return the number lost."""
-        for opened in self.opened():
+        for opened in self.state.opened.values():
             operations.reopen(opened.op, opened.command, opened.client)
         self.state.opened.clear()
         return sum(self._lose(entered, why) for entered in list(self.state.requests.values()) if _lives(entered))
@@ -146,9 +146,10 @@ class Successor:
                     self._requests.ended(request)
         scheduler.admission.number_from(self.state.next_number)
 
-    def opened(self) -> list[Opened]:
-        """Return the commands that have no end, in the order in which they came."""
-        return list(self.state.opened.values())
+    def take_opened(self) -> list[Opened]:
+        """Return the commands without an end, in the order in which they came. The state is no longer needed."""
+        opened, self.state = list(self.state.opened.values()), Restored()
+        return opened
 
     def attended(self) -> list[Attended]:
         """Return the requests that end with their console."""
