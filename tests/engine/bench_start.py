@@ -62,7 +62,7 @@ def serving() -> core_world.CoreWorld:
         max_num_batched_tokens=8192, schedule_ahead=True, serve=False,
     )  # fmt: skip
     for stage, rank in world.engine.stages.places:
-        world.engine.on_stage(
+        world.engine.stage_messages.take(
             StageReady(
                 stage=stage, rank=rank, generation=world.generation, pid=1, host="h", layers=[0, 1], device_kind="cpu",
                 device_name="", device_uuid=None, total_bytes=10_000_000, weights_bytes=1000, peak_bytes=1000,

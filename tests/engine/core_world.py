@@ -186,7 +186,7 @@ class CoreWorld:
         for stage, rank in self.engine.stages.places:
             if stages is not None and stage not in stages:
                 continue
-            self.engine.on_stage(
+            self.engine.stage_messages.take(
                 StageReady(
                     stage=stage, rank=rank, generation=self.generation, pid=1 + 10 * rank, host="h",
                     layers=[stage, stage + 1],
@@ -206,7 +206,7 @@ class CoreWorld:
         step = self.steps.popleft()
         sampled = [Sampled(row.slot, self._token(step, row)) for row in step.rows if row.sample]
         for stage, rank in self.engine.stages.places:
-            self.engine.on_stage(Retired(step.generation, step.number, stage, rank, sampled=sampled))
+            self.engine.stage_messages.take(Retired(step.generation, step.number, stage, rank, sampled=sampled))
         if step.map_blocks is not None:
             self.changing = step
         if self.changing is step and answer:
@@ -222,7 +222,7 @@ class CoreWorld:
             if stages is None or stage in stages:
                 blocks = step.map_blocks if mapped is None else mapped[stage]
                 error = "" if blocks == step.map_blocks else "no memory"
-                over = self.engine.on_stage(Mapped(step.generation, step.number, stage, rank, blocks, error))
+                over = self.engine.stage_messages.take(Mapped(step.generation, step.number, stage, rank, blocks, error))
         self.engine.advance()
         return over
 
@@ -237,7 +237,7 @@ class CoreWorld:
         """Let stages have left the older generations."""
         for stage, rank in self.engine.stages.places:
             if stage in stages:
-                self.engine.on_stage(Drained(self.generation, stage, rank))
+                self.engine.stage_messages.take(Drained(self.generation, stage, rank))
 
     def tokens(self, name):
         """Return what readers of a request have got so far."""

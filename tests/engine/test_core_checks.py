@@ -31,7 +31,7 @@ def switch(world, check, mode="on", **fields):
 def tell(world, stage, check, *found):
     """Let a stage say what a check has found: (summary, step) pairs."""
     cause = "non_finite" if check is Check.FINITE else "stream_order"
-    world.engine.on_stage(
+    world.engine.stage_messages.take(
         StageFindings(
             generation=world.scheduler.steps.generation,
             stage=stage,
@@ -178,7 +178,7 @@ def test_of_values_that_are_not_finite_the_first_stage_is_told(world):
 def test_what_an_older_generation_found_does_not_count(world):
     message = StageFindings(generation=99, stage=0, rank=0, check=1, findings=[], steps=[])
     finding = Finding(stage=0, cause="stream_order", summary="old", since_s=0.0)
-    world.engine.on_stage(msgspec.structs.replace(message, findings=[finding], steps=[0]))
+    world.engine.stage_messages.take(msgspec.structs.replace(message, findings=[finding], steps=[0]))
     assert finding_texts(world) == []
 
 
@@ -195,7 +195,7 @@ def test_stages_that_begin_anew_are_told_what_is_on(world):
 def test_the_ledger_says_how_old_it_is(world):
     switch(world, "ledger")
     empty = StageLedger(stage=1, rank=0, streams=[], handoffs=[], buffers=[])
-    world.engine.on_stage(LedgerPicture(generation=world.generation, ledger=empty))
+    world.engine.stage_messages.take(LedgerPicture(generation=world.generation, ledger=empty))
     world.now += 3.5
     (told_of,) = world.engine.checks.ledger(None).stages
     assert (told_of.stage, told_of.age_s) == (1, 3.5)
@@ -253,7 +253,7 @@ def shadow_on(world, share):
     world.say(SetCheck(check="shadow", share=share))
     name = f"c{world._count}"
     assert [type(answer).__name__ for answer in world.answers_to(name)] == ["Accepted", "Deferred"]
-    world.engine.on_stage(ShadowReady(weights_bytes=1))
+    world.engine.stage_messages.take(ShadowReady(weights_bytes=1))
     assert world.last(name).state == "applied"
     return name
 
@@ -269,7 +269,7 @@ def test_the_reference_gets_a_share_of_the_steps_and_greedy_requests_alone(world
         world.retire()
         steps += 1
         if tasks(world) and world.engine.checks.shadow._busy:
-            world.engine.on_stage(ShadowAnswer(nonce=tasks(world)[-1].nonce, compared=3))
+            world.engine.stage_messages.take(ShadowAnswer(nonce=tasks(world)[-1].nonce, compared=3))
     asked = tasks(world)
     assert {task.request for task in asked} == {"greedy"}
     assert 8 <= len(asked) <= 11, "a quarter of the 40 steps that sample for it"
@@ -296,7 +296,7 @@ def test_a_difference_is_a_finding_until_it_is_switched_off(world, children):
     world.run()
     finding = Finding(stage=None, cause="mismatch", summary="request r: token 5 at position 4", since_s=0.0)
     for _ in range(2):
-        world.engine.on_stage(ShadowAnswer(nonce=1, compared=1, difference=finding))
+        world.engine.stage_messages.take(ShadowAnswer(nonce=1, compared=1, difference=finding))
     assert finding_texts(world) == ["request r: token 5 at position 4"]
     assert [event.text for event in world.events if event.kind == "check.mismatch"] == [finding.summary]
     assert switch(world, "shadow", "off").state == "applied"
@@ -314,7 +314,7 @@ def test_a_task_that_went_before_the_reference_was_there_does_not_block_it(world
     world.engine.advance()
     world.retire()
     assert len(tasks(world)) == 1, "no process gets it"
-    world.engine.on_stage(ShadowReady(weights_bytes=1))
+    world.engine.stage_messages.take(ShadowReady(weights_bytes=1))
     world.retire()
     assert len(tasks(world)) == 2
 

@@ -28,7 +28,7 @@ def back(world: CoreWorld, *restarted: Place) -> None:
     """Let all meet in the present generation."""
     for place in world.engine.stages.places:
         if place not in restarted:
-            world.engine.on_stage(Drained(world.generation, *place))
+            world.engine.stage_messages.take(Drained(world.generation, *place))
     world.ready()
     world.run()
 
@@ -47,7 +47,7 @@ def test_it_serves_once_every_rank_has_met():
 def test_the_place_with_the_least_room_decides_and_is_named():
     world = ranked(serve=False)
     for place in world.engine.stages.places:
-        world.engine.on_stage(
+        world.engine.stage_messages.take(
             StageReady(
                 stage=place.stage, rank=place.rank, generation=1, pid=1, host="h", layers=[0, 1], device_kind="cpu",
                 device_name="", device_uuid=None, total_bytes=10_000, weights_bytes=1000,
@@ -72,10 +72,10 @@ def test_a_step_retires_when_every_rank_has_and_rank_0_gives_the_tokens():
     step = world.steps.popleft()
     first, *others = [place for place in world.engine.stages.places if place != (1, 0)], Place(1, 0)
     for place in first:
-        world.engine.on_stage(Retired(step.generation, step.number, *place))
+        world.engine.stage_messages.take(Retired(step.generation, step.number, *place))
     assert world.engine.stages.retired_step < step.number
     sampled = [Sampled(row.slot, 7) for row in step.rows if row.sample]
-    world.engine.on_stage(Retired(step.generation, step.number, *others[0], sampled=sampled))
+    world.engine.stage_messages.take(Retired(step.generation, step.number, *others[0], sampled=sampled))
     assert world.engine.stages.retired_step == step.number
     world.engine.advance()
     assert world.steps, "the token came, and the next step goes out"
@@ -99,7 +99,7 @@ def test_a_rank_that_a_peer_of_its_stage_reports_is_the_one_that_is_lost():
     closed = Retired(
         1, 0, 1, 0, error="lost stage 1 rank 1: it closed the connection", fatal=True, peer=1, peer_rank=1
     )  # fmt: skip
-    world.engine.on_stage(closed)
+    world.engine.stage_messages.take(closed)
     assert [record.name for record in world.engine.stages.lost] == ["stage 1 rank 1"]
     lose(world, Place(1, 1))
     assert world.places_started == [(Place(1, 1), 2)]
@@ -136,7 +136,7 @@ def test_ranks_that_sample_different_tokens_are_a_finding_until_they_meet_again(
     for place in world.engine.stages.places:
         sampled = [Sampled(row.slot, 7) for row in step.rows if row.sample] if place == (1, 0) else []
         digest = {Place(1, 0): 11, Place(1, 1): 12}.get(place, 0)
-        world.engine.on_stage(Retired(step.generation, step.number, *place, sampled=sampled, digest=digest))
+        world.engine.stage_messages.take(Retired(step.generation, step.number, *place, sampled=sampled, digest=digest))
     world.engine.advance()
     (finding,) = world.engine.checks.findings()
     assert (finding.stage, finding.cause) == (1, "mismatch")

@@ -139,12 +139,12 @@ def test_the_end_of_a_process_is_news_until_a_successor_serves() -> None:
 def test_last_words_are_a_fact_with_their_process() -> None:
     world = running()
     for _ in range(2):
-        world.engine.on_stage(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
+        world.engine.stage_messages.take(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
     world.engine.advance()
     (said,) = [fact for fact in world.facts if isinstance(fact, Lost)]
     assert (said.place, said.generation, said.words, said.pid) == (Place(2, 0), 1, "IndexError: block 7", 1)
     assert said.mono_ns == int(world.now * 1e9)
-    world.engine.on_stage(StageFailed(stage=2, rank=0, generation=2, text="no weights"))
+    world.engine.stage_messages.take(StageFailed(stage=2, rank=0, generation=2, text="no weights"))
     world.engine.advance()
     assert [(fact.generation, fact.pid) for fact in world.facts if isinstance(fact, Lost)] == [(1, 1), (2, None)]
 
@@ -173,19 +173,19 @@ def test_a_new_generation_is_a_fact_with_its_reason_its_cost_and_its_operator() 
 def test_what_neighbours_say_is_one_fault_and_not_three() -> None:
     world = running()
     for stage in (0, 2):
-        world.engine.on_stage(Retired(1, 3, stage, 0, error="lost stage 1", fatal=True, peer=1))
+        world.engine.stage_messages.take(Retired(1, 3, stage, 0, error="lost stage 1", fatal=True, peer=1))
     world.engine.advance()
     assert (world.generation, world.engine.health.state) == (1, "degraded")
     ended(world, 1)
     assert (world.generation, world.started) == (2, [(1, 2)])
-    world.engine.on_stage(Retired(1, 3, 2, 0, error="lost stage 1", fatal=True, peer=1))
+    world.engine.stage_messages.take(Retired(1, 3, 2, 0, error="lost stage 1", fatal=True, peer=1))
     ended(world, 1)
     assert (world.generation, events(world, "stage.lost")) == (2, [f"stage 1: {KILLED}"])
 
 
 def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
     world = running()
-    world.engine.on_stage(Retired(1, 3, 0, 0, error="lost stage 1", fatal=True, peer=1))
+    world.engine.stage_messages.take(Retired(1, 3, 0, 0, error="lost stage 1", fatal=True, peer=1))
     world.engine.advance()
     assert world.generation == 1
     later(world, 0.6)
@@ -198,7 +198,7 @@ def test_a_neighbour_is_believed_when_the_supervisor_says_nothing() -> None:
 def test_what_was_heard_of_a_stage_that_meets_the_others_is_moot() -> None:
     world = running()
     ended(world, 1)
-    world.engine.on_stage(Retired(2, 3, 1, 0, error="lost stage 2", fatal=True, peer=2))
+    world.engine.stage_messages.take(Retired(2, 3, 1, 0, error="lost stage 2", fatal=True, peer=2))
     back(world)
     assert world.engine.health.state == "serving"
     world.now += 1
@@ -219,7 +219,7 @@ def test_two_that_end_at_once(restart: str) -> None:
 
 def test_a_stage_that_fails_by_itself_is_started_anew() -> None:
     world = running()
-    world.engine.on_stage(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
+    world.engine.stage_messages.take(Retired(1, 3, 2, 0, error="IndexError: block 7", fatal=True))
     world.engine.advance()
     assert world.started == [(2, 2)]
     assert events(world, "stage.lost") == ["stage 2: IndexError: block 7"]
@@ -230,7 +230,7 @@ def test_acknowledgements_of_the_old_generation_count_for_nothing() -> None:
     step = world.steps[0]
     ended(world, 0)
     for stage in range(3):
-        world.engine.on_stage(Retired(1, step.number, stage, 0))
+        world.engine.stage_messages.take(Retired(1, step.number, stage, 0))
     world.engine.advance()
     back(world)
     assert world.steps[0].number > step.number, "numbers go on"
@@ -260,10 +260,10 @@ def test_what_a_late_one_still_says_is_not_taken_for_its_successor() -> None:
     world.drained(0)
     later(world, 2.1)
     assert world.started[1:] == [(2, 3)]
-    world.engine.on_stage(Drained(2, 2, 0))
+    world.engine.stage_messages.take(Drained(2, 2, 0))
     ready = world.engine.stages.leader(0).ready
     assert ready is not None
-    world.engine.on_stage(msgspec.structs.replace(ready, stage=2, generation=2))
+    world.engine.stage_messages.take(msgspec.structs.replace(ready, stage=2, generation=2))
     world.drained(0)
     world.ready(stages=[0, 1])
     world.engine.advance()
@@ -290,7 +290,7 @@ def test_a_notice_names_the_process_that_it_is_meant_for() -> None:
     assert world.meant == [1, 1]
     ended(world, 0)
     assert list(zip(world.told_to_leave, world.meant, strict=True))[2:] == [((1, 3), 2), ((2, 3), 1)]
-    world.engine.on_stage(StageProgress(stage=1, rank=0, text="", generation=2))
+    world.engine.stage_messages.take(StageProgress(stage=1, rank=0, text="", generation=2))
     assert world.meant[-1] == 2
 
 
@@ -300,7 +300,7 @@ def test_a_loading_stage_hears_of_a_newer_generation_when_it_speaks() -> None:
     ended(world, 2)
     assert (world.generation, world.started) == (3, [(1, 2), (2, 3)])
     world.told_to_leave.clear()
-    world.engine.on_stage(StageProgress(stage=1, rank=0, text="stage 1: waits", generation=2))
+    world.engine.stage_messages.take(StageProgress(stage=1, rank=0, text="stage 1: waits", generation=2))
     assert world.told_to_leave == [(1, 3)]
     back(world)
     assert world.engine.health.state == "serving"
@@ -377,7 +377,7 @@ def made(world: CoreWorld, stage: int) -> None:
 
 def speaks(world: CoreWorld, stage: int, generation: int, phase: str) -> None:
     """Let a stage that starts report a phase."""
-    world.engine.on_stage(StageProgress(stage=stage, rank=0, text="", generation=generation, phase=phase))
+    world.engine.stage_messages.take(StageProgress(stage=stage, rank=0, text="", generation=generation, phase=phase))
 
 
 def test_a_stage_that_never_reaches_the_core_is_tried_again_until_the_limit() -> None:
@@ -532,7 +532,7 @@ def test_a_restart_that_an_operator_requested_fails_at_the_limit() -> None:
 def test_a_stage_that_cannot_load_is_tried_again() -> None:
     world = running()
     ended(world, 1)
-    world.engine.on_stage(StageFailed(stage=1, rank=0, text="no weights", generation=2))
+    world.engine.stage_messages.take(StageFailed(stage=1, rank=0, text="no weights", generation=2))
     world.engine.advance()
     assert world.engine.health.message.startswith("stage 1 is lost: no weights; 1 try failed")
 
@@ -818,7 +818,7 @@ CLOSED = "lost stage 1: it closed the connection"
 
 def says(world: CoreWorld, stage: int, peer: int, text: str = CLOSED) -> None:
     """Let a stage say that it cannot go on because of its peer."""
-    world.engine.on_stage(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
+    world.engine.stage_messages.take(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
     world.engine.advance()
 
 
@@ -883,7 +883,7 @@ def test_a_wire_that_a_restart_was_asked_across_is_no_loss() -> None:
     back(world)
     assert wires(world) == []
     says(world, 2, 1)
-    world.engine.on_stage(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
+    world.engine.stage_messages.take(Retired(1, 3, 0, 0, error=CLOSED, fatal=True, peer=1))
     assert world.generation == 2, "and what an old generation says is nothing"
 
 
@@ -891,7 +891,7 @@ def closes(world: CoreWorld, first: int = 0, second: int = 1) -> None:
     """Let both ends of a wire say that it closed, and the supervisor nothing."""
     for stage, peer in ((first, second), (second, first)):
         text = f"lost stage {peer}: it closed the connection"
-        world.engine.on_stage(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
+        world.engine.stage_messages.take(Retired(world.generation, 3, stage, 0, error=text, fatal=True, peer=peer))
     world.engine.advance()
     later(world, 0.6)
 

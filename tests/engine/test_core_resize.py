@@ -169,7 +169,8 @@ def test_a_change_that_supersedes_waits_until_all_stages_have_ended_the_one_they
         world.retire(answer=False)
     assert world.changing.map_blocks == int(1000 * second - 100)
     late = Mapped(begun.generation, begun.number, 0, 0, begun.map_blocks)
-    assert not world.engine.on_stage(late) and not world.answer(stages=[1]), "what is late is no answer to the new one"
+    assert not world.engine.stage_messages.take(late), "what is late is no answer to the new one"
+    assert not world.answer(stages=[1])
     assert states(world, newer) != ["applied"]
     world.answer(stages=[0])
     assert (states(world, newer), mapped(world)) == (["applied"], int(1000 * second - 100))

@@ -219,11 +219,11 @@ class Life:
             message.number == step.number for step in self.world.steps
         ):
             return
-        self.engine.on_stage(message)
+        self.engine.stage_messages.take(message)
         old = max(1, self.world.generation - 1)
         if old < self.world.generation:
-            self.engine.on_stage(Drained(old, 0, 0))
-            self.engine.on_stage(
+            self.engine.stage_messages.take(Drained(old, 0, 0))
+            self.engine.stage_messages.take(
                 StageReady(
                     stage=0, rank=0, generation=old, pid=9, host="h", layers=[0, 1], device_kind="cpu", device_name="",
                     device_uuid=None, total_bytes=1, weights_bytes=1, peak_bytes=1, block_bytes=10, quantum_blocks=1,

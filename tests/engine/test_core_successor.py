@@ -441,7 +441,7 @@ def test_a_stage_that_does_not_answer_is_restarted_as_after_any_loss() -> None:
 
 def test_words_of_the_generation_before_count_for_nothing() -> None:
     fresh = follow(CoreWorld(), meet=False)
-    fresh.engine.on_stage(Drained(1, 0, 0))
+    fresh.engine.stage_messages.take(Drained(1, 0, 0))
     fresh.engine.advance()
     assert fresh.engine.stages.leader(0).phase == "draining"
 

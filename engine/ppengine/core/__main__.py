@@ -190,7 +190,7 @@ class Loop:
         while readable(self._steps):
             frames = self._steps.recv_multipart(NOBLOCK)
             try:
-                news = self.engine.on_stage(self._from_stage.decode(frames[-1])) or news
+                news = self.engine.stage_messages.take(self._from_stage.decode(frames[-1])) or news
             except ProtocolError as error:
                 self.engine.event("protocol.error", f"from a stage: {error}")
         return news

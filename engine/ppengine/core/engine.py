@@ -31,7 +31,6 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.live_state import LiveState
 from ppengine.core.many_requests import ManyRequests
 from ppengine.core.mask_processes import make_processes
-from ppengine.core.meeting_points import MeetingPoints
 from ppengine.core.metrics_desk import MetricsDesk
 from ppengine.core.offline_requests import OfflineRequests
 from ppengine.core.operations import Operations
@@ -55,21 +54,11 @@ from ppengine.core.tiers.open_pools import Send
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.tiers.tier_report import TierReport
 from ppengine.core.verb_handlers import Commands
-from ppengine.protocol.check_messages import LedgerPicture, ShadowAnswer, ShadowReady, StageFindings
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, Recalled
 from ppengine.protocol.snapshot import Event
-from ppengine.protocol.stage_lifecycle import (
-    Drained,
-    EdgeAddress,
-    EdgeSought,
-    NewGeneration,
-    StageFailed,
-    StageProgress,
-    StageReady,
-)
-from ppengine.protocol.steps import Mapped, Retired
+from ppengine.protocol.stage_lifecycle import EdgeAddress, NewGeneration
 
 _AT_STAKE = "if the core ends now, they are recomputed from an older token, or lost"
 
@@ -128,7 +117,7 @@ class Engine:
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.rooms = RoomBook(clock)
-        self._startup = startup = Startup(config, spec, stages, tracker, health, operations, event, self.rooms, clock)
+        startup = Startup(config, spec, stages, tracker, health, operations, event, self.rooms, clock)
         self._successor = successor = None
         if restored is not None:
             self._successor = successor = Successor(
@@ -138,8 +127,9 @@ class Engine:
             config, stages, tracker, health, requests, checks, operations, event, clock,
             start_stage, notify_stage, note, self.commit, startup, successor,
         )  # fmt: skip
-        self._meeting_points, self._notify_stage = MeetingPoints(), notify_stage
-        self._messages = StageMessages(stages, recovery, health, event, clock, notify_stage)
+        self.stage_messages = StageMessages(
+            stages, tracker, recovery, startup, health, checks, event, clock, notify_stage
+        )
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
@@ -167,39 +157,6 @@ class Engine:
 
     # --- messages -------------------------------------------------------------------------------------------
 
-    def on_stage(self, message: object) -> bool:
-        """Route one message of a stage; return whether it calls for a turn."""
-        recovery = self.recovery
-        match message:
-            case Retired(fatal=False):
-                return message.generation == recovery.generation and self.tracker.acknowledge(message)
-            case Retired():
-                self._messages.on_fatal(message)
-            case Mapped():
-                return message.generation == recovery.generation and self.tracker.mapped(message)
-            case StageReady():
-                self._messages.on_ready(message)
-                self._startup.begin(recovery.generation, recovery.stay_down)
-            case StageProgress():
-                self._messages.on_progress(message)
-            case StageFailed():
-                self._messages.on_failed(message)
-            case Drained():
-                self._messages.on_drained(message)
-            case EdgeAddress():
-                self._meeting_points.take(message)
-                return False
-            case EdgeSought():
-                if (address := self._meeting_points.find(message)) is not None:
-                    self._notify_stage(Place(message.stage, message.rank), address)
-                return False
-            case StageFindings() | LedgerPicture():
-                if message.generation == recovery.generation:
-                    self.checks.take(message)
-            case ShadowReady() | ShadowAnswer():
-                self.checks.take(message)
-        return True
-
     def on_grammars(self, name: bytes, message: object) -> bool:
         """Take a message of a grammar process; return whether it calls for a turn now.
 
@@ -224,7 +181,7 @@ class Engine:
         """Note how the processes of stages and stores are, as the supervisor reports."""
         for process in report.processes:
             if process.role == "stage":
-                self._messages.on_process(process)
+                self.stage_messages.on_process(process)
             else:
                 self.tiers.on_process(process)
 
