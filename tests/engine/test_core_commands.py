@@ -375,7 +375,7 @@ def test_the_newest_word_on_progress_is_told_in_the_end(monkeypatch):
 
 def test_every_verb_for_the_core_has_a_handler_and_any_other_is_refused():
     world = CoreWorld()
-    assert set(world.engine.commands.handlers) == {MESSAGES[row.name] for row in ROWS.values() if row.runs == "core"}
+    assert set(world.engine.verbs.by_type) == {MESSAGES[row.name] for row in ROWS.values() if row.runs == "core"}
     assert refusal(world.say(Continue(stage=0))) == ("UNSUPPORTED", "continue is not for the core")
 
 
@@ -402,7 +402,7 @@ def test_a_dry_run_of_every_verb_for_the_core_plans_and_changes_nothing():
         assert isinstance(answer, Outcome), (verb, answer)
         assert answer.state == "planned" and answer.text == answer.plan[0] and answer.op == ""
         plans[type(verb)] = answer
-    assert set(plans) == set(world.engine.commands.handlers) - {SwapIn, Release, Kick, *get_args(StoreVerb)}
+    assert set(plans) == set(world.engine.verbs.by_type) - {SwapIn, Release, Kick, *get_args(StoreVerb)}
     assert (plans[Abort].request, plans[Abort].revision, plans[Submit].request) == ("a", before[0][2], None)
     assert [(request.id, request.state, request.revision) for request in world.engine.requests.live()] == before
     assert world.engine.operations.infos()[1:] == [] and world.engine.health.state == "serving"

@@ -124,7 +124,7 @@ class Killed(Exception):
 
 
 class Core:
-    """Carries out a command and answers it, as `core/verb_handlers.py` does."""
+    """Carries out a command and answers it, as `core/dispatcher.py` does."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []

@@ -19,6 +19,8 @@ from ppengine.core.constraints import Constraints
 from ppengine.core.cordons import Cordons
 from ppengine.core.details import Details
 from ppengine.core.device_room import RoomBook
+from ppengine.core.dispatcher import Dispatcher
+from ppengine.core.engine_verbs import EngineVerbs
 from ppengine.core.event_feed import EventFeed
 from ppengine.core.events import Events
 from ppengine.core.grammar_process import GrammarProcess
@@ -48,12 +50,13 @@ from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.startup import Startup
 from ppengine.core.submission_steps import SubmissionSteps
 from ppengine.core.submissions import Submissions
+from ppengine.core.submit_verb import SubmitVerb
 from ppengine.core.successor import Successor
 from ppengine.core.tiers.backend_verbs import BackendVerbs
 from ppengine.core.tiers.open_pools import Send
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.core.tiers.tier_report import TierReport
-from ppengine.core.verb_handlers import Commands
+from ppengine.core.verb_handlers import VerbHandlers
 from ppengine.protocol.facts import Fact
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import ProcessReport, Recall, Recalled
@@ -133,12 +136,14 @@ class Engine:
         cordons = Cordons(stages, health, requests, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
-        steps = SubmissionSteps(constraints, operations)
         backends = BackendVerbs(tiers, config.profile.tiers.host, operations, clock)
-        self.commands = Commands(
-            config, health, one, many, stages, requests, submissions, steps, recovery, cordons, checks, rules, backends,
-            operations, answers, journal,
-        )  # fmt: skip
+        whole = EngineVerbs(config.name, health, stages, requests, operations)
+        self.submit = submit = SubmitVerb(health, submissions, requests, operations, journal)
+        self.verbs = verbs = VerbHandlers(
+            health, requests, submit, whole, one, many, recovery, cordons, checks, rules, backends
+        )
+        steps = SubmissionSteps(constraints, operations)
+        self.commands = Dispatcher(config.epoch, health, verbs, steps, operations, answers)
         self.metrics = MetricsDesk(health, stages, tracker, requests, clock)
         self.details = Details(health, stages, requests, self.outputs, checks, BlockMap(clock), clock)
         began = clock() if restored is None or restored.settings is None else restored.settings.began
@@ -148,7 +153,7 @@ class Engine:
         )  # fmt: skip
         self._state = LiveState(
             config, health, stages, self.recovery, requests, self.outputs, checks, operations, answers, self.offline,
-            self.commands, rules, tiers, self.feed, journal.full, began, successor,
+            submit, rules, tiers, self.feed, journal.full, began, successor,
         )  # fmt: skip
         if successor is None:
             journal.begin(self._state.records)
@@ -174,7 +179,7 @@ class Engine:
     def recalled(self, question: Recall, newest: int) -> Recalled:
         """Return the answers to commands, and the requests that end with their console. `newest`: an event's number."""
         replies, unknown = self.answers.of(question.commands)
-        attended = self.commands.attended()
+        attended = self.submit.attended()
         return Recalled(newest=newest, replies=replies, unknown=unknown, attended=attended, pid=os.getpid())
 
     def on_processes(self, report: ProcessReport) -> None:
@@ -194,7 +199,7 @@ class Engine:
         self.feed.restore(restored.events, restored.facts, whole=whole)
         self.offline.added.update(restored.added)
         self.operations.restart(known.operations)
-        self.commands.restore_attended(successor.attended())
+        self.submit.restore_attended(successor.attended())
         self.health.draining = known.draining
         self.rules.restore(known.rules)
         self.tiers.restore(known.tiers)
@@ -229,7 +234,7 @@ class Engine:
     @property
     def unfinished(self) -> bool:
         """Whether the next turn has work that waits for no message."""
-        return self.health.serving is not None and self.commands.under_way
+        return self.health.serving is not None and self.verbs.under_way
 
     # --- one turn -------------------------------------------------------------------------------------------
 
@@ -256,7 +261,7 @@ class Engine:
         self.checks.shadow.watch()
         for note in scheduler.fences.notes():
             self.event(f"request.{note.kind}", f"{note.request} {note.text}", request=note.request)
-        self.commands.settle()
+        self.verbs.settle()
         memory.advance()
         if self.health.blocked or memory.begins:
             return

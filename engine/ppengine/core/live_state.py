@@ -34,9 +34,9 @@ from ppengine.core.output_state import Output
 from ppengine.core.outputs import OutputHub
 from ppengine.core.recovery import Recovery
 from ppengine.core.stage_records import Stages
+from ppengine.core.submit_verb import SubmitVerb
 from ppengine.core.successor import Successor
 from ppengine.core.tiers.store_desk import StoreDesk
-from ppengine.core.verb_handlers import Commands
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import compact
 
@@ -58,7 +58,7 @@ class LiveState:
     _operations: Operations
     _answers: Answers
     _offline: OfflineRequests
-    _commands: Commands
+    _submit: SubmitVerb
     _rules: ClientRules
     _tiers: StoreDesk
     _feed: EventFeed
@@ -123,7 +123,7 @@ class LiveState:
                 yield Added(session, nonce, names)
         if self._successor is not None:
             yield from list(self._successor.state.opened.values())
-        attended = {one.request: one for one in self._commands.attended()}
+        attended = {one.request: one for one in self._submit.attended()}
         for output in self._outputs:
             waits = None if self._successor is None else self._successor.state.requests.get(output.request)
             entered = waits or self._entered(output)
