@@ -16,11 +16,9 @@ submitted as by the console. A round beside which other work takes more than `--
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import math
 import os
-import socket
 import statistics
 import sys
 import tempfile
@@ -32,17 +30,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from long_prompt_load import LONGEST, ROOT, Streams, Texts, http_request, long_model, quantiles
-from ppconsole.link.engine_link import EngineLink
+from long_prompt_load import LONGEST, ROOT, Streams, Texts, long_model, quantiles
+from long_prompt_senders import Answered, ConsoleSender, HttpSender, Sender
 from ppengine.agent.stage_watch import RingFile
 from ppengine.agent.step_history import History
 from ppengine.bench.online_servers import EngineServer
 from ppengine.bench.process_cpu import cpu_by_module
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig, Profile, load_profile
-from ppengine.protocol.discovery import list_engines
-from ppengine.protocol.sampling import SamplingParams
-from ppengine.protocol.verbs import Abort, Submit
 
 PROMPT = 100_000
 KINDS = ("without", "refused", "admitted")
@@ -74,9 +69,7 @@ class Round:
 
     step: tuple[float, float]
     gap: tuple[float, float]
-    answers: list[float]
-    """Milliseconds until each long prompt was refused, or computed."""
-    said: str
+    answered: Answered
     texts_cpu: float
     """CPU seconds a second of HTTP processes, `texts` and their children."""
     waited: float
@@ -89,7 +82,7 @@ class Side:
     """The engine of one checkout, its streams, and the senders of long prompts."""
 
     def __init__(self, checkout: Path, profile: Profile, options: argparse.Namespace) -> None:
-        self.name, self._by = checkout.name, options.by
+        self.name = checkout.name
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = ":".join(str(checkout / each) for each in ("console", "engine", "kernels"))
         try:
@@ -98,11 +91,14 @@ class Side:
             os.environ.pop("PYTHONPATH")
             os.environ |= {} if before is None else {"PYTHONPATH": before}
         engine = self.server.llm.llm_engine
-        self._pid, self._engine = engine.supervisor_pid, engine.engine_id
+        self._pid = engine.supervisor_pid
         self.config = EngineConfig.load(Path(engine.run_dir) / "engine.json")
         host, _, port = self.server.target.removeprefix("http://").rpartition(":")
         self._address = host, int(port)
         self._options = options
+        self._sender: Sender = HttpSender(self._address, options.every)
+        if options.by == "console":
+            self._sender = ConsoleSender(engine.engine_id, options.every)
         self._steppers = [pid for pid, words in children(self._pid) if b"ppengine.core" in words or b"--stage" in words]
         self.streams: Streams | None = None
 
@@ -134,10 +130,10 @@ class Side:
             files = [stack.enter_context(Steps(self.config, place)) for place in range(len(self.config.layers))]
             self.streams.take()
             cpu, waited, busy, began = self._cpu(), self._waited(), busy_s(), time.monotonic()
-            answers: list[float] = []
-            said: list[str] = []
-            sender = threading.Thread(target=self._send, args=(texts, began + seconds, answers, said))
-            sender.start()
+            answered, sender = Answered(), None
+            if texts is not None:
+                sender = threading.Thread(target=self._sender.send, args=(texts, began + seconds, answered))
+                sender.start()
             while (left := began + seconds - time.monotonic()) > 0:
                 time.sleep(min(left, LOOK_S))
                 for each in files:
@@ -146,9 +142,10 @@ class Side:
             took = time.monotonic() - began
             own, ours = (after - before for after, before in zip(self._cpu(), cpu, strict=True))
             waits, others = (self._waited() - waited) / took, (busy_s() - busy - ours) / took
-            sender.join()
+            if sender is not None:
+                sender.join()
         step = max(each[0] for each in steps), max(each[1] for each in steps)
-        return Round(step, quantiles(gaps), answers, said[-1] if said else "", own / took, waits, others)
+        return Round(step, quantiles(gaps), answered, own / took, waits, others)
 
     def _cpu(self) -> tuple[float, float]:
         """Return the CPU seconds of the processes that tokenize, and of all of the engine and this process."""
@@ -160,42 +157,6 @@ class Side:
     def _waited(self) -> float:
         files = [path for pid in self._steppers for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(path.read_text().split()[1]) for path in files) / 1e9
-
-    def _send(self, texts: Texts | None, until: float, answers: list[float], said: list[str]) -> None:
-        if texts is None:
-            return
-        if self._by == "console":
-            asyncio.run(self._send_commands(texts, until, answers, said))
-            return
-        due = time.monotonic()
-        while (now := time.monotonic()) < until:
-            with socket.create_connection(self._address) as sock:
-                sock.sendall(http_request({"prompt": texts.next(), "max_tokens": 1}))
-                sock.settimeout(max(0.01, until - now))
-                # What is left of it at the end is aborted: the connection is closed.
-                with contextlib.suppress(TimeoutError):
-                    said.append(sock.recv(1 << 16).split(b"\r\n")[0].decode())
-                    answers.append(1e3 * (time.monotonic() - now))
-            due = max(due + self._options.every, time.monotonic())
-            time.sleep(max(0.0, min(due, until) - time.monotonic()))
-
-    async def _send_commands(self, texts: Texts, until: float, answers: list[float], said: list[str]) -> None:
-        record = next(each for each in list_engines() if each.id == self._engine)
-        link = EngineLink(record, find=lambda: record, user="bench", backlog=0)
-        await link.start(lambda update: None)
-        try:
-            await link.attached(20)
-            due = time.monotonic()
-            while (now := time.monotonic()) < until:
-                end = await link.command(Submit(prompt=texts.next(), sampling=SamplingParams(max_tokens=1)), timeout=60)
-                said.append(getattr(end, "state", "") or end.code)
-                answers.append(1e3 * (time.monotonic() - now))
-                due = max(due + self._options.every, time.monotonic())
-                await asyncio.sleep(max(0.0, min(due, until) - time.monotonic()))
-                if name := getattr(end, "request", None):
-                    await link.command(Abort(request=name), timeout=60)
-        finally:
-            await link.close()
 
     def close(self) -> None:
         self.server.close()
@@ -253,7 +214,8 @@ def measure(sides: list[Side], texts: dict[str, Texts], options: argparse.Namesp
         name, kind = turn
         one = by_name[name].quiet_round(texts.get(kind))
         found[turn].append(one)
-        answers = f"{len(one.answers)} x {one.said}, {statistics.median(one.answers):.0f} ms" if one.answers else ""
+        took = one.answered.ms
+        answers = f"{len(took)} x {one.answered.said}, {statistics.median(took):.0f} ms" if took else ""
         print(
             f"{name} {kind:>8}: step p50 {one.step[0]:6.2f} p99 {one.step[1]:7.2f} ms  gap p50 {one.gap[0]:6.2f} "
             f"p99 {one.gap[1]:7.2f} ms  waits {one.waited:4.2f}  "
@@ -261,7 +223,7 @@ def measure(sides: list[Side], texts: dict[str, Texts], options: argparse.Namesp
         )  # fmt: skip
     for (name, kind), rounds in sorted(found.items(), key=lambda item: (item[0][0], KINDS.index(item[0][1]))):
         quiet = found[name, "without"]
-        answers = [each for one in rounds for each in one.answers]
+        answers = [each for one in rounds for each in one.answered.ms]
         after = f"  answers after {ms(answers)} ms" if answers else ""
         print(f"{name} {kind:>8}: " + "  ".join(
             f"{what} {ms(values)} ms{'' if kind == 'without' else f' ({ratio(values, others)})'}"
