@@ -84,7 +84,7 @@ class GrammarWorld(CoreWorld):
     @property
     def process(self):
         """The child that computes masks; None if there is none."""
-        return self.engine.constraints.masks.processes[0]._child
+        return self.engine.constraints.masks.processes[0].child.process
 
     def add(self, *samplings, nonce=1, names=None):
         """Send one prompt for each of `samplings`, in one message."""

@@ -9,7 +9,7 @@ import pytest
 from chat_world import ChatWorld, renderers
 from core_world import CoreWorld
 from engines import wait_until
-from ppengine.common import template_process
+from ppengine.common import helper_child, template_process
 from ppengine.protocol.chat_messages import Chat
 from ppengine.protocol.offline import Added, AddMany
 from ppengine.protocol.sampling import SamplingParams
@@ -136,10 +136,10 @@ def test_a_chat_that_ends_two_processes_is_refused_alone(world, monkeypatch):
     monkeypatch.setattr(template_process, "CPU_S", 60)  # Each is killed, however late.
     bad, good = world.chat("loop"), world.chat("hi")
     for _ in range(2):
-        world.until(lambda: renderers() and world.templates._ready, "a process has the chat")
+        world.until(lambda: renderers() and world.templates.child.ready, "a process has the chat")
         pid = renderers()[0]
         os.kill(pid, signal.SIGKILL)
-        world.until(lambda pid=pid: world.templates._child.pid != pid, "another process has its place")
+        world.until(lambda pid=pid: world.templates.child.process.pid != pid, "another process has its place")
     assert world.end_of(bad).error == "chat template: its process has ended: killed by SIGKILL"
     assert [text.partition("; ")[2] for text in ends_of(world)] == [
         "another one renders its chat",
@@ -210,7 +210,7 @@ def test_a_host_without_room_for_a_process_refuses_each_chat(world, monkeypatch)
     def spawn(*_, **__):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(template_process, "spawn", spawn)
+    monkeypatch.setattr(helper_child, "spawn", spawn)
     for name in [world.chat("a"), world.chat("b")]:
         assert world.end_of(name).error == (
             "chat template: its process cannot start: [Errno 24] Too many open files"

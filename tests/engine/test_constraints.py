@@ -374,7 +374,7 @@ def test_the_mask_of_an_output_that_has_ended_goes_nowhere(world: GrammarWorld) 
     world.until(lambda: world.added() is not None, "an answer")
     world.until(lambda: len(world.tokens("gone")) == 1, "its first token")
     (process,) = world.engine.constraints.masks.processes
-    world.until(lambda: process._ready, "its start")  # Its successor would answer.
+    world.until(lambda: process.child.ready, "its start")  # Its successor would answer.
     os.kill(world.process.pid, signal.SIGSTOP)
     world.until(lambda: not world._socket.poll(50), "answers from before the stop")
     world.until(lambda: any(ask.tokens and ask.request.id == "gone" for ask in process._given.values()), "its question")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
-from ppengine.core import grammar_process
+from ppengine.common import helper_child
 from ppengine.core.child_sockets import ChildSockets
 from ppengine.core.constraints import Constraints
 from ppengine.core.grammar_asks import Ask, Masked
@@ -68,7 +68,7 @@ class Desk:
         self.names: list[bytes] = []
         self.events: list[str] = []
         self._codec = Codec(ToGrammars)
-        monkeypatch.setattr(grammar_process, "spawn", self._spawn)
+        monkeypatch.setattr(helper_child, "spawn", self._spawn)
         self.process = GrammarProcess(
             Path("/r"), VOCABULARY, self._send, lambda: self.now, lambda kind, text: self.events.append(text), "masks"
         )
@@ -97,7 +97,7 @@ class Desk:
     def turn(self, *, ready: bool = True) -> list[int]:
         """Take a turn with a child that is ready; return the matchers of open questions."""
         self.process.advance()
-        if ready and self.children and self.children[-1].code is None and not self.process._ready:
+        if ready and self.children and self.children[-1].code is None and not self.process.child.ready:
             self.process.take(self.names[-1], GrammarsReady())
             self.process.advance()
         return [question.matcher for question in self.open.values()]

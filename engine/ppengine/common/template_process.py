@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ppengine.common.child_process import Child, spawn
+from ppengine.common.helper_child import HelperChild
 from ppengine.common.one_line import one_line
 from ppengine.protocol.chat_messages import Chat, Render, Rendered, RendererReady, Tokenize, Tokenized
 from ppengine.protocol.frames import encode
@@ -79,25 +79,24 @@ class TemplateProcess:
     """Reports an event: its kind and text."""
     socket: str = "render"
     """Name of the parent's socket in the run folder."""
-    _child: Child | None = field(init=False, default=None)
-    _name: bytes = field(init=False, default=b"")
-    """Routing id of the child; each has its own."""
+    child: HelperChild = field(init=False)
     _start_error: str = field(init=False, default="")
     """Reason why there is no child for the present chat."""
-    _ready: bool = field(init=False, default=False)
     _deadline: float = field(init=False, default=0.0)
     """Time at which the child must be ready, or its chat rendered."""
     _chat: _Chat | None = field(init=False, default=None)
     """The chat that the child has, or begins with."""
     _queue: deque[_Chat] = field(init=False, default_factory=deque)
-    _killed: list[Child] = field(init=False, default_factory=list)
-    """Children that were killed and whose exit status has not come."""
     _count: int = field(init=False, default=0)
+    """Number of the newest chat."""
+
+    def __post_init__(self) -> None:
+        self.child = HelperChild(self._run_dir / "templates.log", self._send)
 
     @property
     def idle(self) -> bool:
         """Whether there is no chat and no child, so that `advance` does nothing."""
-        return self._chat is None and self._child is None and not self._killed
+        return self._chat is None and self.child.gone
 
     def check_room(self) -> None:
         """Raise TooManyChatsError if no further chat or text may wait."""
@@ -130,10 +129,10 @@ class TemplateProcess:
     def take(self, name: bytes, message: object) -> None:
         """Take an answer of the child; those of earlier children are dropped."""
         chat = self._chat
-        if self._child is None or name != self._name:
+        if not self.child.is_sender(name):
             return
         if isinstance(message, RendererReady):
-            self._ready = True
+            self.child.ready = True
             if chat is not None:
                 self._give(chat)
         elif isinstance(message, Rendered | Tokenized) and chat is not None and message.number == chat.message.number:
@@ -142,14 +141,15 @@ class TemplateProcess:
 
     def advance(self) -> None:
         """Replace a child that has ended or is past its deadline, and report long waits."""
-        self._killed = [child for child in self._killed if child.poll() is None]
-        chat, code = self._chat, None if self._child is None else self._child.poll()
+        self.child.reap()
+        chat, process = self._chat, self.child.process
+        code = None if process is None else process.poll()
         if chat is None:
             if code is not None:
                 self._report_end("the next chat starts another one")
-                self._drop()
+                self.child.drop()
             return
-        if self._child is None:
+        if process is None:
             self._fail(f"its process cannot start: {self._start_error}")
         elif code is not None:
             if code == -signal.SIGXCPU:
@@ -158,7 +158,7 @@ class TemplateProcess:
                 self._fail_or_repeat(chat)
         elif self._clock() > self._deadline:
             self._fail(
-                f"it runs longer than {chat.most_s:g} s" if self._ready
+                f"it runs longer than {chat.most_s:g} s" if self.child.ready
                 else f"its process has not started within {START_S:g} s"
             )  # fmt: skip
 
@@ -168,7 +168,7 @@ class TemplateProcess:
         waiting += self._queue
         self._chat = None
         self._queue.clear()
-        self._drop()
+        self.child.drop()
         for chat in waiting:
             chat.end(chat.refusal("the engine stops", "BUSY"))
 
@@ -176,20 +176,19 @@ class TemplateProcess:
         """Begin with the next chat, if the last one has ended."""
         while self._chat is None and self._queue:
             self._chat = self._queue.popleft()
-            if self._child is None:
+            if self.child.process is None:
                 self._start()
-            elif self._ready:
+            elif self.child.ready:
                 self._give(self._chat)
 
     def _start(self) -> None:
-        name = f"t{self._next()}"
-        arguments = ["--engine", str(self._run_dir / "engine.json"), "--socket", self.socket, "--name", name]
+        arguments = ["--engine", str(self._run_dir / "engine.json"), "--socket", self.socket]
         try:
-            self._child = spawn(MODULE, arguments, log=self._run_dir / "templates.log")
+            self.child.start(MODULE, "t", arguments)
         except OSError as error:  # No process or descriptor is left; `advance` refuses the chat.
             self._start_error = str(error)
             return
-        self._name, self._ready, self._deadline = name.encode(), False, self._clock() + START_S
+        self._deadline = self._clock() + START_S
 
     def _give(self, chat: _Chat) -> None:
         """Send the present chat to the child, or refuse it: JSON has larger numbers and more depth than a message."""
@@ -199,7 +198,7 @@ class TemplateProcess:
             self._end(chat.refusal(f"{chat.name}: {error}"))
             return
         self._deadline = self._clock() + chat.most_s
-        self._send(self._name, payload)
+        self.child.send(payload)
 
     def _fail_or_repeat(self, chat: _Chat) -> None:
         """Give a chat to a second process: the end of the first may have another cause, or be older."""
@@ -208,13 +207,14 @@ class TemplateProcess:
             return
         self._report_end("another one renders its chat")
         chat.repeated = True
-        self._drop()
+        self.child.drop()
         self._start()
 
     def _report_end(self, then: str) -> str:
         """Report the end of the child and what follows; return how it ended."""
-        assert self._child is not None
-        info = self._child.info("templates")
+        process = self.child.process
+        assert process is not None
+        info = process.info("templates")
         why = one_line(info.detail or "exit code 0")
         log.warning("the process of chat templates has ended: %s", why)
         self._event("templates.ended", f"the process of chat templates (pid {info.pid}) has ended, {why}; {then}")
@@ -224,17 +224,9 @@ class TemplateProcess:
         """Refuse the present chat, end the child and go on with the next chat."""
         assert self._chat is not None
         log.warning("the process of chat templates is replaced: %s", one_line(why))
-        self._drop()
+        self.child.drop()
         self._end(self._chat.refusal(one_line(f"{self._chat.name}: {why}")))
         self._go_on()
-
-    def _drop(self) -> None:
-        """End the child without waiting for its exit status."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.close()
-            self._killed.append(self._child)
-            self._child = None
 
     def _end(self, answer: Rendered | Tokenized) -> None:
         """End the present chat."""

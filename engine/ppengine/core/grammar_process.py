@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from ppengine.common.child_process import Child, spawn
+from ppengine.common.helper_child import HelperChild
 from ppengine.common.one_line import one_line
 from ppengine.core.grammar_asks import Ask, Masked, Taken, fits
 from ppengine.protocol.frames import encode
@@ -65,12 +65,9 @@ class GrammarProcess:
     """Task of the process: `checks`, `masks`, or `masks 1` and so on. Routing ids begin with it."""
     _threads: int = 1
     """Threads of the process that compute masks, and at least four that compile."""
-    _child: Child | None = field(init=False, default=None)
-    _name: bytes = field(init=False, default=b"")
-    """Routing id of the child; each has its own."""
+    child: HelperChild = field(init=False)
     _wanted: bool = field(init=False, default=False)
     """Whether it runs without a question, too."""
-    _ready: bool = field(init=False, default=False)
     _start_by: float = field(init=False, default=0.0)
     _start_at: float = field(init=False, default=0.0)
     """Time before which no process is started."""
@@ -86,21 +83,23 @@ class GrammarProcess:
     """Grammars that the child has probably compiled."""
     _expected: set[Grammar] = field(init=False, default_factory=set)
     """Grammars that are compiled, or wait for it, before a question about them."""
-    _killed: list[Child] = field(init=False, default_factory=list)
-    """Children that were killed and whose exit status has not come."""
     _count: int = field(init=False, default=0)
+    """Number of the newest question."""
+
+    def __post_init__(self) -> None:
+        self.child = HelperChild(self._run_dir / "grammar.log", self._send)
 
     @property
     def unanswered(self) -> Unanswered | None:
         """How long an output has waited for this child; None: none does, or not for long."""
-        if self._child is None:
+        if (process := self.child.process) is None:
             return None
-        asks: Iterable[Ask] = self._given.values() if self._ready else self._waiting
+        asks: Iterable[Ask] = self._given.values() if self.child.ready else self._waiting
         since = min((ask.given_at for ask in asks if ask.matcher), default=None)
-        if since is not None and not self._ready:
+        if since is not None and not self.child.ready:
             since = max(since, self._start_by - START_S)
         for_s = 0.0 if since is None else self._clock() - since
-        return Unanswered(pid=self._child.pid, for_s=for_s) if for_s >= OWED_S else None
+        return Unanswered(pid=process.pid, for_s=for_s) if for_s >= OWED_S else None
 
     @property
     def full(self) -> bool:
@@ -113,7 +112,7 @@ class GrammarProcess:
 
     def ask(self, asks: list[Ask]) -> None:
         """Queue questions; `give` sends them."""
-        if not self._ready:
+        if not self.child.ready:
             now = self._clock()
             for ask in asks:
                 ask.given_at = now
@@ -139,18 +138,18 @@ class GrammarProcess:
         # A child that compiles the grammar has no matcher yet, and makes one behind this.
         self._gone |= gone & {ask.matcher for ask in self._given.values()}
         known = [number for number in matchers if self._matchers.pop(number, None) is not None]
-        if known and self._ready:
-            self._send(self._name, encode(Forget(known)))
+        if known and self.child.ready:
+            self.child.send(encode(Forget(known)))
 
     def take(self, name: bytes, message: object) -> list[Taken]:
         """Take a message of the child; those of earlier children are dropped. A bad one ends the child.
 
         Return the masks of outputs.
         """
-        if self._child is None or name != self._name:
+        if not self.child.is_sender(name):
             return []
         if isinstance(message, GrammarsReady):
-            self._ready, self._failed_starts = True, 0
+            self.child.ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
             if fits(message, self._given, self._vocabulary):
                 return self._end(message)
@@ -159,24 +158,25 @@ class GrammarProcess:
 
     def take_malformed(self, name: bytes, fault: str) -> None:
         """End the child if it has sent a message that cannot be decoded."""
-        if self._child is not None and name == self._name:
+        if self.child.is_sender(name):
             self._lose(f"has sent a malformed message, {one_line(fault)}")
 
     def advance(self) -> None:
         """Replace a child that has ended or is past a deadline, and send what waits."""
-        self._killed = [child for child in self._killed if child.poll() is None]
-        if self._child is not None and self._child.poll() is not None:
-            why = one_line(self._child.info("grammar").detail or "exit code 0")
+        self.child.reap()
+        process = self.child.process
+        if process is not None and process.poll() is not None:
+            why = one_line(process.info("grammar").detail or "exit code 0")
             self._lose(f"has ended, {why}")
-        elif self._child is not None and self._late:
+        elif process is not None and self._late:
             self._lose("did not answer in time")
-        if self._child is None and (self._waiting or self._wanted) and self._clock() >= self._start_at:
+        if self.child.process is None and (self._waiting or self._wanted) and self._clock() >= self._start_at:
             self._start()
         self.give()
 
     def give(self) -> None:
         """Send what waits, if the child is ready."""
-        if self._ready and self._waiting:
+        if self._waiting and self.child.ready:
             self._give()
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class GrammarProcess:
             questions.append(self._question(ask, now))
         left.extend(waiting)
         if questions:
-            self._send(self._name, encode(Questions(questions)))
+            self.child.send(encode(Questions(questions)))
 
     def _question(self, ask: Ask, now: float) -> Question:
         self._count = number = self._count + 1
@@ -272,36 +272,35 @@ class GrammarProcess:
         """Have the child drop the matcher of an output that has ended, behind its last answer."""
         self._gone.discard(ask.matcher)
         self._matchers.pop(ask.matcher, None)
-        self._send(self._name, encode(Forget([ask.matcher])))
+        self.child.send(encode(Forget([ask.matcher])))
 
     # --- the child ------------------------------------------------------------------------------------------
 
     @property
     def _late(self) -> bool:
-        if not self._ready:
+        if not self.child.ready:
             return self._clock() > self._start_by
         oldest = next(iter(self._given.values()), None)
         return oldest is not None and self._clock() > oldest.given_at + ANSWER_S
 
     def _start(self) -> None:
-        self._count += 1
-        name, threads = f"{self._task.replace(' ', '')}-{self._count}", str(self._threads)
-        arguments = ["--engine", str(self._run_dir / "engine.json"), "--threads", threads, "--name", name]
+        arguments = ["--engine", str(self._run_dir / "engine.json"), "--threads", str(self._threads)]
         self._start_at = self._clock() + AGAIN_S
         try:
-            self._child = spawn(MODULE, arguments, log=self._run_dir / "grammar.log")
+            self.child.start(MODULE, self._task.replace(" ", ""), arguments)
         except OSError as error:  # No process or descriptor is left.
             self._fail_start(str(error))
             return
-        self._name, self._ready, self._start_by = name.encode(), False, self._clock() + START_S
+        self._start_by = self._clock() + START_S
 
     def _lose(self, what: str) -> None:
         """Give up the child, of which `what` is said; its questions wait for the next one."""
-        assert self._child is not None
-        why = f"the grammar process for {self._task} (pid {self._child.pid}) {what}"
+        process = self.child.process
+        assert process is not None
+        why = f"the grammar process for {self._task} (pid {process.pid}) {what}"
         log.warning("%s", why)
         self._event("grammar.ended", f"{why}; another one gets its questions")
-        started = self._ready
+        started = self.child.ready
         gone = [ask for ask in self._given.values() if ask.matcher in self._gone]
         given = [ask for ask in self._given.values() if ask.matcher not in self._gone]
         self._drop()
@@ -329,14 +328,9 @@ class GrammarProcess:
 
     def _drop(self) -> None:
         """End the child without waiting for its exit status."""
-        self._ready = False
         for ask in self._matchers.values():
             ask.known = -1
         self._matchers.clear()
         self._gone.clear()
         self._compiled.clear()
-        if self._child is not None:
-            self._child.kill()
-            self._child.close()
-            self._killed.append(self._child)
-            self._child = None
+        self.child.drop()
