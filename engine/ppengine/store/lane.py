@@ -9,18 +9,17 @@ from collections.abc import Callable
 
 from ppengine.common.one_line import one_line
 from ppengine.protocol.store_messages import BackendFigures, BackendSpec
-from ppengine.store.backend import Backend, BackendOptions, Layout, Usage
+from ppengine.store.backend import Backend, BackendOptions, Layout
+from ppengine.store.backend_health import BackendHealth
 from ppengine.store.bounce import Bounce
-from ppengine.store.breaker import Breaker
-from ppengine.store.call_times import CallTimes
 from ppengine.store.lane_task import ORDER, Kind, Outcome, Task, UnwantedError
 from ppengine.store.shard import CorruptError
+from ppengine.store.usage_watch import UsageWatch
 
 log = logging.getLogger("ppengine.store")
 
 QUEUE_MOST = 1024
 """Tasks that may wait; later ones are refused."""
-USAGE_S = 2.0
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
 """Seconds until `open` is tried again, which double."""
 
@@ -47,20 +46,11 @@ class Lane:
         self._closing = False
         self.ended = False
         """The backend is closed, and no thread is left."""
-        self._breaker = Breaker()
-        self._error = ""
-        self._failed_kind: Kind = "other"
-        """Kind of the call that gave `_error`."""
-        self._healed = False
-        """Whether such a call has succeeded since: the figures report the error once, then it is over."""
+        self._health = BackendHealth(spec.name)
         self._open_error = ""
         self._asked: list[Callable[[], None]] = []
         """Called after the next try to open, which is made at once for them."""
-        self._usage = Usage(-1)
-        self._usage_due = 0.0
-        self._asks_usage = False
-        self._counts = {"reads": 0, "writes": 0, "read_bytes": 0, "written_bytes": 0, "errors": 0, "corrupt": 0}
-        self._reads, self._writes = CallTimes(), CallTimes()
+        self.usage = UsageWatch(clock)
 
     # --- the loop's side ------------------------------------------------------------------------------------
 
@@ -90,8 +80,8 @@ class Lane:
             return text
         if kind == "write" and self._hung(kind) >= self._most_writes:
             return f"{name} hangs: writes over their time hold its threads"
-        if not self._breaker.admit(self._clock()):
-            return f"{name} is left alone after failures: {self._error}"
+        if not self._health.breaker.admit(self._clock()):
+            return f"{name} is left alone after failures: {self._health.error}"
         return ""
 
     def not_open(self) -> str:
@@ -144,9 +134,8 @@ class Lane:
         for task in late:
             text = f"{self.spec.name} did not answer in {self._limit(task) * 1000:.0f} ms"
             self._end(task, Outcome(error=text, failed=True))
-        if self._backend is not None and not self._closing and not self._asks_usage and now >= self._usage_due:
-            self._asks_usage = True
-            self.submit(Task("other", self._ask_usage, self._usage_ended, counts=False))
+        if self._backend is not None and not self._closing and (question := self.usage.question()) is not None:
+            self.submit(question)
 
     def close(self) -> None:
         """Take no more tasks. Calls under way end, then the backend is closed."""
@@ -167,21 +156,20 @@ class Lane:
 
     def figures(self) -> BackendFigures:
         """Return the figures of now. Calls that ask for the usage are left out of the queue."""
-        now, spec, error = self._clock(), self.spec, self._open_error or self._error
-        if self._healed:
-            self._error, self._healed = "", False
+        now, spec, health = self._clock(), self.spec, self._health
+        error = health.report_error()
         state = "paused" if spec.paused else "draining" if spec.draining else "open"
         if self._backend is None:
             state = "broken" if self._open_error else "opening"
-        read, write = self._reads.quantiles(now), self._writes.quantiles(now)
-        breaker = "open" if self._stuck else self._breaker.state
+        read, write = health.reads.quantiles(now), health.writes.quantiles(now)
+        breaker = "open" if self._stuck else health.breaker.state
         with self._ready:
             queue = sum(task.counts for tasks in (*self._queues.values(), self._active) for task in tasks)
         return BackendFigures(
-            name=spec.name, state=state, breaker=breaker, error=error,
-            used_bytes=self._usage.used_bytes, queue=queue, evicted=self._usage.evicted,
+            name=spec.name, state=state, breaker=breaker, error=self._open_error or error,
+            used_bytes=self.usage.newest.used_bytes, queue=queue, evicted=self.usage.newest.evicted,
             read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1],
-            threads=self.width, **self._counts,
+            threads=self.width, **health.counts,
         )  # fmt: skip
 
     def _limit(self, task: Task) -> float:
@@ -194,49 +182,8 @@ class Lane:
         task.over = True
         now = self._clock()
         if task.counts and not outcome.skipped:
-            self._count(task.kind, outcome, now, (now - task.begun) * 1000)
+            self._health.note(task.kind, outcome, now, (now - task.begun) * 1000)
         task.end(outcome)
-
-    def _count(self, kind: Kind, outcome: Outcome, now: float, ms: float) -> None:
-        self._counts["corrupt"] += outcome.corrupt
-        if outcome.failed:
-            self._counts["errors"] += 1
-            before = self._breaker.state
-            self._breaker.fail(now)
-            if (before, self._breaker.state) == ("closed", "open"):
-                log.warning("%s is left alone for a while: %s", self.spec.name, outcome.error)
-            self._error, self._failed_kind, self._healed = outcome.error, kind, False
-            return
-        self._breaker.succeed()
-        if outcome.corrupt:
-            self._error, self._failed_kind, self._healed = outcome.error, kind, False
-        elif not outcome.error:
-            # A read says nothing of a disk that is full.
-            self._healed = self._healed or kind == self._failed_kind
-            if kind in ("read", "write"):
-                names = ("reads", "read_bytes") if kind == "read" else ("writes", "written_bytes")
-                self._counts[names[0]] += 1
-                self._counts[names[1]] += outcome.moved
-                (self._reads if kind == "read" else self._writes).note(now, ms)
-
-    def _ask_usage(self, backend: Backend, _: Bounce) -> int:
-        try:
-            self.take_usage(backend.usage())
-        finally:
-            # Not in `_usage_ended`: a call that hangs holds one thread, and must not be followed by others.
-            self._asks_usage = False
-        return 0
-
-    def take_usage(self, usage: Usage) -> None:
-        """Keep the newest usage for the figures; from any thread."""
-        self._usage = usage
-
-    def _usage_ended(self, outcome: Outcome) -> None:
-        self._usage_due = self._clock() + USAGE_S
-        if outcome.skipped:
-            self._asks_usage = False
-        if outcome.error:
-            self._usage = Usage(-1, self._usage.evicted)
 
     # --- the threads' side ----------------------------------------------------------------------------------
 

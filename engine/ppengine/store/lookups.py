@@ -140,7 +140,7 @@ class ClearJob(CareJob):
         for name in self._names:
             backend.delete([name])
         left = backend.usage()
-        self._lane.take_usage(left)
+        self._lane.usage.newest = left
         known = before >= 0 <= left.used_bytes
         self._text = f"{max(0, before - left.used_bytes) / 2**20:.1f} MiB deleted" if known else "deleted"
         return 0
