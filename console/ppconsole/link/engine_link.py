@@ -48,7 +48,16 @@ from ppconsole.link.ended import kept_detail
 from ppconsole.link.event_feed import EventFeed
 from ppconsole.link.find import rediscover
 from ppconsole.link.pending import Commands, command_id
-from ppconsole.link.source import DETAILS, AccessDenied, Detail, InspectOptions, LinkLost, Progress, QueryFailed
+from ppconsole.link.source import (
+    DETAILS,
+    AccessDenied,
+    CommandOptions,
+    Detail,
+    InspectOptions,
+    LinkLost,
+    Progress,
+    QueryFailed,
+)
 from ppconsole.model.endings import end_words
 
 GATHER_S = 0.25
@@ -143,14 +152,10 @@ class EngineLink:
         self,
         verb: Verb,
         *,
-        dry_run: bool = False,
-        if_rev: int | None = None,
         epoch: str | None = None,
-        reason: str = "",
-        override: bool = False,
-        ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> Outcome | Refused:
         """See `Source.command`. A command is for the epoch that is attached now, and carried out once or not at all."""
         identity = command_id()
@@ -163,17 +168,7 @@ class EngineLink:
         if epoch not in (None, now):
             text = f"the engine was restarted: this was about epoch {epoch}, {now} runs; nothing was sent"
             return Refused(id=identity, code="STALE_EPOCH", text=text)
-        command = Command(
-            id=identity,
-            epoch=now,
-            verb=verb,
-            by=self.user,
-            ttl_ms=ttl_ms,
-            if_rev=if_rev,
-            dry_run=dry_run,
-            reason=reason,
-            override=override,
-        )
+        command = Command(id=identity, epoch=now, verb=verb, by=self.user, **options)
         pending = self._commands.add(command, on_progress)
         try:
             async with asyncio.timeout(timeout):

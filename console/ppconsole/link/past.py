@@ -7,7 +7,7 @@ from typing import Unpack
 from ppengine.protocol.control import Fetched, InspectWhat, Outcome, Refused
 from ppengine.protocol.verbs import Verb
 
-from ppconsole.link.source import Detail, InspectOptions, Progress, QueryFailed
+from ppconsole.link.source import CommandOptions, Detail, InspectOptions, Progress, QueryFailed
 
 
 class PastSource:
@@ -24,14 +24,10 @@ class PastSource:
         self,
         verb: Verb,
         *,
-        dry_run: bool = False,
-        if_rev: int | None = None,
         epoch: str | None = None,
-        reason: str = "",
-        override: bool = False,
-        ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> Outcome | Refused:
         """Refuse: a recording cannot be changed."""
         return Refused(id="", code="UNSUPPORTED", text=f"this {self.kind} is the past: it cannot be changed")

@@ -31,6 +31,16 @@ Detail = (
 )  # fmt: skip
 
 
+class CommandOptions(TypedDict, total=False):
+    """Options of a command besides its verb; `Command` has the defaults, and says what they mean."""
+
+    ttl_ms: int
+    if_rev: int | None
+    dry_run: bool
+    reason: str
+    override: bool
+
+
 class InspectOptions(TypedDict, total=False):
     """Options of an inspection besides `what`; `Inspect` has the defaults."""
 
@@ -97,19 +107,15 @@ class Source(Protocol):
         self,
         verb: Verb,
         *,
-        dry_run: bool = False,
-        if_rev: int | None = None,
         epoch: str | None = None,
-        reason: str = "",
-        override: bool = False,
-        ttl_ms: int = 10_000,
         on_progress: Progress | None = None,
         timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> Outcome | Refused:
         """Ask for an effect and wait for its one end. Raises LinkLost when that end will never be known.
 
         `epoch`: the one that the operator saw. In another one nothing is sent and the answer is STALE_EPOCH.
-        `override`: act on requests of other keys, too; that needs a reason.
+        `timeout`: seconds to wait for the end.
         """
         ...
 
