@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from fake_gateway import FakeGateway, count_queues, sample_snapshot
+from ppconsole.cli import bundled_engine
 from ppconsole.cli import demo as demo_module
 from ppconsole.cli.demo import PROMPTS
 
@@ -176,7 +177,7 @@ def test_an_option_without_a_console_opens_none(option: str, monkeypatch: pytest
 
     monkeypatch.setattr("ppconsole.cli.launch.EngineProcess", Engine)
     monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
-    monkeypatch.setattr(demo_module, "_until_serving", serving)
+    monkeypatch.setattr(demo_module, "until_serving", serving)
     monkeypatch.setattr(demo_module, "_headless", headless)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert demo_module.demo_command.main([option], standalone_mode=False) == 0
@@ -216,6 +217,6 @@ async def test_the_wait_for_the_engine_is_no_console(tmp_path: Path, monkeypatch
             return queue
 
     with FakeGateway() as fake:
-        record = await demo_module._until_serving(Started(), 60.0)  # type: ignore[arg-type]
+        record = await bundled_engine.until_serving(Started(), 60.0)  # type: ignore[arg-type]
         assert record.id == fake.id
         assert [hello.passing for hello in fake.hellos] == [True]

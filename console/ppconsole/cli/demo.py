@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from ppconsole.cli import exits
+from ppconsole.cli.bundled_engine import PROFILE, START_S, until_serving
 from ppconsole.cli.options import json_option, timeout_option
 from ppconsole.cli.session import print_json, run, say
 
@@ -19,11 +20,8 @@ if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
     from ppengine.protocol.snapshot import Snapshot
 
-    from ppconsole.cli.launch import EngineProcess
     from ppconsole.link.engine_link import EngineLink
 
-PROFILE = "tiny"
-START_S = 120.0
 TEXT_S = 120.0
 PROMPTS = (
     "Once upon a time",
@@ -70,7 +68,7 @@ def demo_command(headless: bool, load: bool, allow_faults: bool, as_json: bool, 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     try:
-        record = run(lambda: _until_serving(engine, timeout or START_S))
+        record = run(lambda: until_serving(engine, timeout or START_S))
         if headless:
             left = TEXT_S if timeout is None else timeout - (time.monotonic() - begun)
             return run(lambda: _headless(record, load, as_json, left))
@@ -91,65 +89,6 @@ def _free_name() -> str:
     except RuntimeDirError as error:
         raise exits.Failure(str(error)) from None
     return next(name for number in itertools.count(1) if (name := f"demo-{number}") not in taken)
-
-
-async def _until_serving(engine: EngineProcess, limit_s: float) -> EngineRecord:
-    """Wait until the engine serves, and say how far it is. Raises Failure with its last words."""
-    from ppengine.protocol.snapshot import Snapshot
-
-    from ppconsole.cli.options import Common
-    from ppconsole.cli.session import attached, find
-
-    notices = await engine.notices()
-    say("starting two CPU stages on the bundled model")
-    try:
-        async with asyncio.timeout(limit_s):
-            notice = await notices.get()
-            if notice is None or notice.get("event") != "started":
-                raise exits.Failure(_last_words(engine, notice))
-            pictures: asyncio.Queue[Snapshot] = asyncio.Queue()
-            ended = asyncio.create_task(notices.get())
-            common = Common(engine=str(notice["id"]))
-            record = find(common.engine)
-
-            def take(update: Update) -> None:
-                if isinstance(update, Snapshot):
-                    pictures.put_nowait(update)
-
-            # The engine reports the console that follows, and not this one.
-            async with attached(common, take, passing=True):
-                await _loaded(pictures, ended, engine)
-            ended.cancel()
-            return record
-    except TimeoutError:
-        text = f"the demo did not serve within {limit_s:g} s: {_last_words(engine, None)}"
-        raise exits.Failure(text, exits.TIMEOUT) from None
-
-
-async def _loaded(
-    pictures: asyncio.Queue[Snapshot], ended: asyncio.Task[dict[str, Any] | None], engine: EngineProcess
-) -> None:
-    shown = ""
-    while True:
-        picture = asyncio.create_task(pictures.get())
-        await asyncio.wait([picture, ended], return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            picture.cancel()
-            raise exits.Failure(_last_words(engine, ended.result()))
-        info = picture.result().engine
-        if info.state != "loading":
-            return
-        if info.message and info.message != shown:
-            shown = info.message
-            say(shown)
-
-
-def _last_words(engine: EngineProcess, notice: dict[str, Any] | None) -> str:
-    """Return why the engine ended, in one line."""
-    if notice is not None and notice.get("reason"):
-        return f"the demo's engine ended: {notice['reason']}"
-    lines = [line for line in engine.messages if line.strip()]
-    return f"the demo's engine ended: {lines[-1] if lines else 'it said nothing'}"
 
 
 async def _headless(record: EngineRecord, load: bool, as_json: bool, limit_s: float) -> int:

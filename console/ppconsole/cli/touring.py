@@ -39,7 +39,7 @@ def tour_command(auto: bool, speed: float, as_json: bool, timeout: float | None)
     Nothing is faked: each step waits for its effect in the engine. The engine and its files are of a private
     folder, and both are removed at the end.
     """
-    from ppconsole.cli.demo import PROFILE, START_S, _until_serving
+    from ppconsole.cli.bundled_engine import PROFILE, START_S, until_serving
     from ppconsole.cli.launch import EngineProcess, need_engine
     from ppconsole.cli.screen import has_terminal
     from ppconsole.cli.serving import profile_arguments
@@ -50,7 +50,7 @@ def tour_command(auto: bool, speed: float, as_json: bool, timeout: float | None)
     with _private_folders(), _signals_end():
         engine = EngineProcess(profile_arguments(PROFILE, (), "tour", True), silent=True)
         try:
-            record = run(lambda: _until_serving(engine, timeout or START_S))
+            record = run(lambda: until_serving(engine, timeout or START_S))
             app = _app(record, auto, speed)
             app.run()
         finally:
