@@ -155,7 +155,8 @@ def test_a_turn_costs_no_look_at_each_question_that_waits(desk: Desk) -> None:
         desk.hub.open(f"r-{number}", "", [1], SamplingParams(), 0)
         desk.hub.fetch(b"c", Fetch(nonce=number, request=f"r-{number}", wait_ms=60_000))
     desk.hub.serve_waiters()
-    waiters = desk.hub._waiters = Visited(desk.hub._waiters)
+    polls = desk.hub._polls
+    waiters = polls._waiters = Visited(polls._waiters)
     for changed in ([7], [3, 9], range(10, 50)):
         for number in changed:
             push(desk.hub, f"r-{number}", 0, ord("x"))
@@ -168,7 +169,7 @@ def test_a_turn_costs_no_look_at_each_question_that_waits(desk: Desk) -> None:
 def test_questions_beyond_the_most_that_may_wait_are_answered_at_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ppengine.core.outputs.MAX_WAITING", 2)
+    monkeypatch.setattr("ppengine.core.long_polls.MAX_WAITING", 2)
     desk.open()
     for nonce in range(3):
         desk.hub.fetch(b"c", Fetch(nonce=nonce, request="r-1", wait_ms=60_000))

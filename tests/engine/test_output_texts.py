@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import profiles_dir
-from ppengine.core import output_parts, outputs
+from ppengine.core import long_polls, output_parts
 from ppengine.core.journal_records import Entered, SampleState
 from ppengine.core.output_state import compact
 from ppengine.protocol.control import Failed, Fetch, Logprob
@@ -154,7 +154,7 @@ def test_more_questions_than_the_core_lets_wait_are_answered_with_what_is_there(
 ) -> None:
     """A question that the core does not let wait must not come back at once, for a minute."""
     monkeypatch.setattr(output_reader, "WAITING_MOST", 5)
-    monkeypatch.setattr(outputs, "MAX_WAITING", 6)
+    monkeypatch.setattr(long_polls, "MAX_WAITING", 6)
     world.open()
     world.say("x")
     for _ in range(8):

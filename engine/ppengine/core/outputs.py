@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from ppengine.core import output_parts
 from ppengine.core.followers import Followers
 from ppengine.core.journal_records import Entered
+from ppengine.core.long_polls import LongPolls, Waiter
 from ppengine.core.output_state import Ending, Output, Sample
 from ppengine.core.prompt_score_room import PromptScoreRoom
 from ppengine.core.scheduler.request import Request
@@ -21,8 +19,6 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.text_messages import OutputPart, ReadOutput
 from ppengine.protocol.token_ids import TokenIds
 
-MAX_WAITING = 10_000
-"""Most waiting questions; later ones are answered at once with the present output."""
 KEEP_FINISHED = 10_000
 """Most finished outputs; beyond that the oldest one that a reader has read to the end is dropped."""
 KEEP_TOKENS = 16 * 1024 * 1024
@@ -31,21 +27,6 @@ UNREAD = 2
 """Multiple of both above which outputs of consoles go that no reader wants; a session reads all of its own."""
 KEEP_READ_S = 60.0
 """An output stays that long after its end was answered: a gateway that ends takes answers with it."""
-
-
-_Kind = Literal["more of", "news of", "end in"]
-_Topic = tuple[_Kind, str]
-"""Condition of a waiting question: more of a request, news of a session, or an end in a session."""
-
-
-_Question = Fetch | Follow | ReadOutput
-
-
-@dataclass(slots=True)
-class _Waiter:
-    client: bytes
-    question: _Question
-    deadline: float
 
 
 class OutputHub:
@@ -62,14 +43,9 @@ class OutputHub:
         self._reply = reply
         self._outputs: OrderedDict[str, Output] = OrderedDict()
         self._sessions: dict[str, dict[str, Output]] = {}
-        self._waiters: dict[_Topic, list[_Waiter]] = {}
+        self._polls = LongPolls(clock)
         self.scores = PromptScoreRoom()
         self._followers = Followers(self.scores.drop)
-        self._waiting = 0
-        self._earliest = math.inf
-        """No deadline of a waiting question is before this."""
-        self._touched: dict[_Kind, set[str]] = {"more of": set(), "news of": set(), "end in": set()}
-        """Names of topics by kind, since the last turn. A set of topics would take three times as long."""
         self._changes = 0
         self._finished = 0
         self._tokens = 0
@@ -123,7 +99,7 @@ class OutputHub:
     def push(self, tokens: Iterable[tuple[Request, int, float, list[tuple[int, float]]]]) -> None:
         """Append tokens: each with its request, its log-probability and the best alternatives."""
         outputs, changes = self._outputs, self._changes
-        more, news = self._touched["more of"], self._touched["news of"]
+        more, news = self._polls.changed["more of"], self._polls.changed["news of"]
         for request, token, logprob, top in tokens:
             output = outputs[request.group]
             sample = output.samples[request.sample]
@@ -161,7 +137,7 @@ class OutputHub:
         if output.finished:
             self._count(output)
             if output.followed:
-                self._touched["end in"].add(output.session)
+                self._polls.changed["end in"].add(output.session)
                 self._followers.end(output)
             self._follow_no_more(output)
             self._trim()
@@ -177,21 +153,16 @@ class OutputHub:
             self._reply(client, Failed(nonce=question.nonce, code="NOT_FOUND", text=f"no request {question.request}"))
         elif text := output_parts.wrong_offsets(question):
             self._reply(client, Failed(nonce=question.nonce, code="INVALID", text=text))
-        elif not self._answer_fetch(client, question, last=self._at_once(question)):
-            self._wait(client, question)
+        elif not self._answer_fetch(client, question, last=not self._polls.waits(question)):
+            self._polls.add(client, question)
 
     def follow(self, client: bytes, question: Follow) -> None:
         """Answer now if requests of the session have news, otherwise when they have."""
         self._followers.begin(question)
-        waiters = self._waiters.pop(topic := _topic(question), [])
-        # The question that this one continues.
-        left = [one for one in waiters if one.client != client or one.question.nonce != question.nonce]
-        self._waiting -= len(waiters) - len(left)
-        if left:
-            self._waiters[topic] = left
-        at_once = self._at_once(question)
-        if not self._answer_follow(client, question, last=at_once) and not at_once:
-            self._wait(client, question)
+        self._polls.replace(client, question)
+        waits = self._polls.waits(question)
+        if not self._answer_follow(client, question, last=not waits) and waits:
+            self._polls.add(client, question)
 
     def open_in(self, session: str) -> list[str]:
         """Return the requests of a session that have not ended."""
@@ -199,53 +170,23 @@ class OutputHub:
 
     def serve_waiters(self) -> None:
         """Answer the questions that have news or have timed out. The loop calls it once a turn."""
-        now = self._clock()
-        every = bool(self._failure()) or now >= self._earliest
-        topics = list(self._waiters) if every else self._due()
-        for names in self._touched.values():
-            names.clear()
-        for topic in topics:
-            waiters = self._waiters.pop(topic)
-            left = [waiter for waiter in waiters if not self._serve(waiter, last=now >= waiter.deadline)]
-            self._waiting -= len(waiters) - len(left)
-            if left:
-                self._waiters[topic] = left
-        if every:
-            deadlines = (waiter.deadline for waiters in self._waiters.values() for waiter in waiters)
-            self._earliest = min(deadlines, default=math.inf)
-
-    def _due(self) -> list[_Topic]:
-        """Return the topics of waiting questions that have changed, by a look at the fewer of both."""
-        waiters, touched = self._waiters, self._touched
-        if sum(map(len, touched.values())) < len(waiters):
-            changed = ((kind, name) for kind, names in touched.items() for name in names)
-            return [topic for topic in changed if topic in waiters]
-        return [topic for topic in waiters if topic[1] in touched[topic[0]]]
+        self._polls.serve(self._serve, every=bool(self._failure()))
 
     def next_deadline(self) -> float | None:
         """Return a time of the clock before which no question times out; None if none waits."""
-        return self._earliest if self._waiters else None
+        return self._polls.next_deadline
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _touch(self, output: Output) -> None:
         self._changes += 1
         output.changed = self._changes
-        self._touched["more of"].add(output.request)
+        self._polls.changed["more of"].add(output.request)
         if output.followed:
-            self._touched["news of"].add(output.session)
+            self._polls.changed["news of"].add(output.session)
             self._followers.touch(output)
 
-    def _wait(self, client: bytes, question: _Question) -> None:
-        deadline = self._clock() + min(question.wait_ms, 60_000) / 1e3
-        self._waiters.setdefault(_topic(question), []).append(_Waiter(client, question, deadline))
-        self._waiting += 1
-        self._earliest = min(self._earliest, deadline)
-
-    def _at_once(self, question: _Question) -> bool:
-        return question.wait_ms <= 0 or self._waiting >= MAX_WAITING
-
-    def _serve(self, waiter: _Waiter, last: bool) -> bool:
+    def _serve(self, waiter: Waiter, last: bool) -> bool:
         if not isinstance(waiter.question, Follow):
             return self._answer_fetch(waiter.client, waiter.question, last)
         before = waiter.question.answers
@@ -338,9 +279,3 @@ class OutputHub:
                     self._followers.forget(output.session)
         if outputs:
             self._dropped([output.request for output in outputs])
-
-
-def _topic(question: _Question) -> _Topic:
-    if not isinstance(question, Follow):
-        return "more of", question.request
-    return ("end in" if question.finished_only else "news of"), question.session
