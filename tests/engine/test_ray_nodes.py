@@ -372,16 +372,16 @@ def test_an_actor_that_ended_on_a_node_without_ray_means_a_lost_node(calls: Call
 def test_a_node_that_ends_each_actor_is_given_up_and_each_one_knows_the_lines_that_have_come(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_nodes, "HIRE_S", 0.001)
+    monkeypatch.setattr(ray_nodes, "CREATE_S", 0.001)
     monkeypatch.setattr(ray_nodes, "SILENT_S", 60.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         nodes, node = watched(calls, tmp_path, server.getsockname()[1])
 
-        def hire(node: Node) -> None:
+        def create(node: Node) -> None:
             calls.hired.append(dict(node.sent))
-            node.actors, node.hire_at, node.started = node.actors + 1, 0.0, True
+            node.actors, node.create_at, node.started = node.actors + 1, 0.0, True
 
-        monkeypatch.setattr(nodes, "_hire", hire)
+        monkeypatch.setattr(nodes, "_create_actor", create)
         nodes.turn([], lambda _: [])
         calls.answers[calls.looks[-1]] = ([], {"stage1.log": b"one\n"}, [])
         nodes.turn(calls.looks, lambda _: [])

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ import msgspec
 from ppengine.common import lifeline
 from ppengine.common.child_process import describe_exit, kill_all, session, until
 from ppengine.common.config import EngineConfig
-from ppengine.protocol.discovery import process_start
 from ppengine.protocol.error_text import PREFIX, one_line
 from ppengine.protocol.place import Place
 from ppengine.protocol.reports import NODE_LOST, UNKNOWN_STATUS, ProcessInfo, StartStage
 from ppengine.protocol.stage_lifecycle import FIRST_GENERATION
 from ppengine.supervisor.launch.launcher import ExecutorError
+from ppengine.supervisor.launch.ray_actor import PlaceActor
 from ppengine.supervisor.launch.ray_head import HeadWatch
 from ppengine.supervisor.launch.ray_nodes import Node, Nodes
 from ppengine.supervisor.launch.ray_placement import bundles, strategy, unplaced
@@ -47,36 +46,6 @@ LAST_LINES_S = 0.6
 _ORDER_BYTES = 4096
 
 
-@dataclass(eq=False)
-class Hand:
-    """The actor of a place, running or starting."""
-
-    place: Place
-    generation: int
-    actor: Any
-    words_from: int
-    """Offset of its own lines in the stage's log."""
-    waited_for: Any = None
-    """The call that we wait for, an ObjectRef: first its place, then its run. None: it has ended."""
-    pid: int = 0
-    """0: not known yet."""
-    start: int | None = None
-    node: Node | None = None
-    waits_for_node: bool = False
-    """It runs as soon as the actor of its node guards it."""
-    ends_at: tuple[float, int] | None = None
-    """It has ended: the time to report it, and the number of its node's next look, which may bring last lines."""
-
-    @property
-    def lives(self) -> bool:
-        """Whether its process is there."""
-        if self.node is None or not self.pid:
-            return False
-        if self.node.here:
-            return process_start(self.pid) == self.start is not None
-        return not self.node.lost and self.pid not in self.node.gone
-
-
 class Driver:
     """Places the stages of `config` and watches them until it is stopped. `words`: the socket to the supervisor."""
 
@@ -86,7 +55,7 @@ class Driver:
         self.session = RaySession(config)
         self._stopping = False
         self._group: Any = None
-        self._hands: dict[Place, Hand] = {}
+        self._actors: dict[Place, PlaceActor] = {}
         self._nodes = Nodes(config)
         self._head: HeadWatch | None = None
         self._head_words = ""
@@ -132,9 +101,9 @@ class Driver:
             if time.monotonic() > deadline:
                 raise ExecutorError(unplaced(self._config, PLACE_S))
         for place in self._config.groups.places:
-            self._hire(place, FIRST_GENERATION)
+            self._create(place, FIRST_GENERATION)
 
-    def _hire(self, place: Place, generation: int) -> None:
+    def _create(self, place: Place, generation: int) -> None:
         """Make the actor of a place, in its stage's bundle, without waiting for it."""
         ray = load_ray()
         bundle = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
@@ -142,10 +111,10 @@ class Driver:
         )
         gpus = bundles(self._config)[place.stage].get("GPU", 0) / self._config.groups.tensor
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
-        actor = ray.remote(StageActor).options(**options, scheduling_strategy=bundle).remote()
+        handle = ray.remote(StageActor).options(**options, scheduling_strategy=bundle).remote()
         log = self._log(place)
         words_from = log.stat().st_size if log.exists() else 0
-        self._hands[place] = Hand(place, generation, actor, words_from, actor.place.remote())
+        self._actors[place] = PlaceActor(place, generation, handle, words_from, handle.place.remote())
 
     def _watch(self) -> None:
         """Take orders; wait a moment for answers of actors, or for a process or a node that is gone."""
@@ -154,8 +123,8 @@ class Driver:
         if not self._head_words:  # Without its head Ray makes no actor, and the call would wait for it.
             self._take_orders()
             if self._later:
-                self._hire_late()
-        open_calls = [hand.waited_for for hand in self._hands.values() if hand.waited_for is not None]
+                self._create_late()
+        open_calls = [actor.waited_for for actor in self._actors.values() if actor.waited_for is not None]
         open_calls += self._nodes.calls
         answered: list[Any] = []
         if open_calls:
@@ -171,14 +140,14 @@ class Driver:
                 role=role, stage=None, rank=None, pid=pid, exit_code=code, detail=detail, node=node.name,
             ))  # fmt: skip
         now = time.monotonic()
-        for hand in self._hands.values():
-            if hand.waits_for_node:
-                self._begin(hand)
-            elif hand.ends_at is not None:
-                if now >= hand.ends_at[0] or (hand.node is not None and hand.node.looks >= hand.ends_at[1]):
-                    self._end(hand)
-            elif hand.waited_for is not None and (hand.waited_for in answered or (hand.pid and not hand.lives)):
-                self._hear(hand)
+        for actor in self._actors.values():
+            if actor.waits_for_node:
+                self._begin(actor)
+            elif actor.ends_at is not None:
+                if now >= actor.ends_at[0] or (actor.node is not None and actor.node.looks >= actor.ends_at[1]):
+                    self._end(actor)
+            elif actor.waited_for is not None and (actor.waited_for in answered or (actor.pid and not actor.lives)):
+                self._take_answer(actor)
 
     def _look_at_head(self) -> None:
         """Report a head that has become silent, or answers again."""
@@ -188,8 +157,8 @@ class Driver:
             self._send(ProcessInfo(role="ray", stage=None, rank=None, pid=os.getpid(), detail=silent))
 
     def _stages_of(self, node: Node) -> list[tuple[int, int]]:
-        hands = (hand for hand in self._hands.values() if hand.node is node and hand.lives)
-        return [(hand.pid, hand.start or 0) for hand in hands]
+        actors = (actor for actor in self._actors.values() if actor.node is node and actor.lives)
+        return [(actor.pid, actor.start or 0) for actor in actors]
 
     def _take_orders(self) -> None:
         while not self._stopping:
@@ -201,96 +170,97 @@ class Driver:
                 return
             order = msgspec.json.decode(word, type=StartStage)
             self._later.pop(order.place, None)
-            self._replace(self._hands[order.place], order.generation)
+            self._replace(self._actors[order.place], order.generation)
 
-    def _replace(self, hand: Hand, generation: int) -> None:
-        self._dismiss(hand)
-        if hand.node is None or hand.node.here:
+    def _replace(self, actor: PlaceActor, generation: int) -> None:
+        self._kill(actor)
+        if actor.node is None or actor.node.here:
             # Its memory must be free before the next stage measures the room.
-            until(lambda: not hand.lives, END_S)
-        elif hand.node.lost:
+            until(lambda: not actor.lives, END_S)
+        elif actor.node.lost:
             # Ray would place it on the lost node again.
-            self._later[hand.place] = generation
+            self._later[actor.place] = generation
             return
-        self._hire(hand.place, generation)
+        self._create(actor.place, generation)
 
-    def _hire_late(self) -> None:
+    def _create_late(self) -> None:
         """Make the actors of stages whose nodes are lost for good."""
         for place, generation in list(self._later.items()):
-            node = self._hands[place].node
+            node = self._actors[place].node
             if node is None or self._nodes.is_over(node):
                 del self._later[place]
-                self._hire(place, generation)
+                self._create(place, generation)
 
-    def _hear(self, hand: Hand) -> None:
+    def _take_answer(self, actor: PlaceActor) -> None:
         """Take an answer: the place of an actor that is there now, which begins to run then, or the end of its run."""
         ray = load_ray()
-        if hand.pid:
-            here = hand.node is None or hand.node.here
-            looks = 0 if hand.node is None else hand.node.looks
-            hand.ends_at = time.monotonic() + (0.0 if here else LAST_LINES_S), looks + 1
+        if actor.pid:
+            here = actor.node is None or actor.node.here
+            looks = 0 if actor.node is None else actor.node.looks
+            actor.ends_at = time.monotonic() + (0.0 if here else LAST_LINES_S), looks + 1
             return
         try:
-            hand.pid, hand.start, node_id, version = ray.get(hand.waited_for)
+            actor.pid, actor.start, node_id, version = ray.get(actor.waited_for)
         except ray.exceptions.RayError as error:
-            hand.waited_for = None
-            self._say(hand, 1, cause_of_death(flat(error)))
+            actor.waited_for = None
+            self._report(actor, 1, cause_of_death(flat(error)))
             return
-        hand.waited_for = None
+        actor.waited_for = None
         if version != (own := metadata.version("ppconsole")):
-            hand.node = self._nodes.describe(node_id)
-            self._say(hand, 1, f"node {hand.node.name} has ppconsole {version}, this host has {own}: install the same")
+            actor.node = self._nodes.describe(node_id)
+            text = f"node {actor.node.name} has ppconsole {version}, this host has {own}: install the same"
+            self._report(actor, 1, text)
             return
-        hand.node = self._nodes.get(node_id)
-        if hand.node.lost:
+        actor.node = self._nodes.get(node_id)
+        if actor.node.lost:
             # Its actor came up while the node was lost, and nothing guards it.
-            ray.kill(hand.actor)
-            self._report_lost(hand, hand.node)
+            ray.kill(actor.handle)
+            self._report_lost(actor, actor.node)
             return
-        hand.waits_for_node = True
-        self._begin(hand)
+        actor.waits_for_node = True
+        self._begin(actor)
 
-    def _begin(self, hand: Hand) -> None:
+    def _begin(self, actor: PlaceActor) -> None:
         """Let an actor run its stage, once the actor of its node is there."""
-        if hand.node is None or not (hand.node.here or hand.node.started):
+        if actor.node is None or not (actor.node.here or actor.node.started):
             return
-        hand.waits_for_node = False
+        actor.waits_for_node = False
         if self._config.store_roles:
-            self._nodes.place_store(hand.place.store_role, hand.node)
-        hand.waited_for = hand.actor.run.remote(self._nodes.config_of(hand.node), *hand.place, hand.generation)
-        self._say(hand)
+            self._nodes.place_store(actor.place.store_role, actor.node)
+        actor.waited_for = actor.handle.run.remote(self._nodes.config_of(actor.node), *actor.place, actor.generation)
+        self._report(actor)
 
-    def _end(self, hand: Hand) -> None:
-        hand.ends_at = None
-        code, detail = self._cause(hand)
-        hand.waited_for = None
-        self._say(hand, code, detail)
+    def _end(self, actor: PlaceActor) -> None:
+        actor.ends_at = None
+        code, detail = self._cause(actor)
+        actor.waited_for = None
+        self._report(actor, code, detail)
 
     def _lose(self, node: Node) -> None:
         """Report the stages of a lost node as ended, long before Ray does; an order then places them elsewhere."""
-        for hand in self._hands.values():
-            if hand.node is node and (hand.waited_for is not None or hand.waits_for_node):
-                self._report_lost(hand, node)
+        for actor in self._actors.values():
+            if actor.node is node and (actor.waited_for is not None or actor.waits_for_node):
+                self._report_lost(actor, node)
 
-    def _report_lost(self, hand: Hand, node: Node) -> None:
-        hand.waited_for, hand.ends_at, hand.waits_for_node = None, None, False
-        self._say(hand, NODE_LOST, node.loss)
+    def _report_lost(self, actor: PlaceActor, node: Node) -> None:
+        actor.waited_for, actor.ends_at, actor.waits_for_node = None, None, False
+        self._report(actor, NODE_LOST, node.loss)
 
-    def _cause(self, hand: Hand) -> tuple[int, str]:
+    def _cause(self, actor: PlaceActor) -> tuple[int, str]:
         """Return exit code and detail of a stage that ended. Ray keeps no wait status of a death."""
         ray = load_ray()
         try:
-            code = int(ray.get(hand.waited_for, timeout=CAUSE_S))
+            code = int(ray.get(actor.waited_for, timeout=CAUSE_S))
         except ray.exceptions.GetTimeoutError:
             return UNKNOWN_STATUS, "its process is gone; Ray does not say why"
         except ray.exceptions.RayError as error:
             return UNKNOWN_STATUS, cause_of_death(flat(error))
-        return code, describe_exit(code, self._log(hand.place), hand.words_from)
+        return code, describe_exit(code, self._log(actor.place), actor.words_from)
 
-    def _say(self, hand: Hand, code: int | None = None, detail: str = "") -> None:
+    def _report(self, actor: PlaceActor, code: int | None = None, detail: str = "") -> None:
         info = ProcessInfo(
-            role="stage", stage=hand.place.stage, rank=hand.place.rank, pid=hand.pid, exit_code=code, detail=detail,
-            generation=hand.generation, node="" if hand.node is None or hand.node.here else hand.node.name,
+            role="stage", stage=actor.place.stage, rank=actor.place.rank, pid=actor.pid, exit_code=code, detail=detail,
+            generation=actor.generation, node="" if actor.node is None or actor.node.here else actor.node.name,
         )  # fmt: skip
         self._send(info)
 
@@ -300,28 +270,28 @@ class Driver:
 
     def _kill_stages(self) -> None:
         """Kill all stages of this host that live; from any thread."""
-        hands = list(self._hands.values())
-        kill_all(hand.pid for hand in hands if hand.node is not None and hand.node.here and hand.lives)
+        actors = list(self._actors.values())
+        kill_all(actor.pid for actor in actors if actor.node is not None and actor.node.here and actor.lives)
 
     def _log(self, place: Place) -> Path:
         return Path(self._config.run_dir) / place.log_name
 
-    def _dismiss(self, hand: Hand) -> None:
+    def _kill(self, actor: PlaceActor) -> None:
         """End an actor: its process first, for Ray cannot end one that is stopped."""
-        if hand.node is not None and hand.lives:
-            if hand.node.here:
-                kill_all([hand.pid])
+        if actor.node is not None and actor.lives:
+            if actor.node.here:
+                kill_all([actor.pid])
             else:
-                self._nodes.kill(hand.node, hand.pid, hand.start or 0)
-        load_ray().kill(hand.actor)
+                self._nodes.kill(actor.node, actor.pid, actor.start or 0)
+        load_ray().kill(actor.handle)
 
     def _leave(self) -> None:
         ray = load_ray()
         if self._head is not None:
             self._head.stop()
         self._kill_stages()  # all of them before Ray is asked for anything, which may not answer
-        for hand in self._hands.values():
-            self._dismiss(hand)
+        for actor in self._actors.values():
+            self._kill(actor)
         self._nodes.stop()
         if self._group is not None:
             ray.util.remove_placement_group(self._group)

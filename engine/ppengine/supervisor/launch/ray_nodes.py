@@ -34,7 +34,7 @@ CALLS, CALL_S, CALL_GAP_S = 3, 0.6, 0.1
 """Calls of a port, seconds for each and between two: one lost packet makes no lost node."""
 LEASE_MARGIN_S = 1.0
 """Seconds that the end of a lease may be late, or its look under way."""
-MOST_ACTORS, HIRE_S = 5, 0.5
+MOST_ACTORS, CREATE_S = 5, 0.5
 """Actors on a node at most, and seconds until the next one, as many times as there were some."""
 LIST_S = 0.2
 """Seconds between two questions to Ray about its nodes."""
@@ -53,8 +53,8 @@ class Node:
     actor: Any = None
     actors: int = 0
     """Actors so far on this node."""
-    hire_at: float = 0.0
-    """Time at which another actor is hired; 0: none is wanted."""
+    create_at: float = 0.0
+    """Time at which another actor is created; 0: none is wanted."""
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes of each log that have come."""
     call: Any = None
@@ -115,7 +115,7 @@ class Nodes:
         if node_id not in self._known:
             self._known[node_id] = node = self.describe(node_id)
             if not node.here and not node.lost:
-                self._hire(node)
+                self._create_actor(node)
         return self._known[node_id]
 
     def config_of(self, node: Node) -> bytes:
@@ -141,9 +141,9 @@ class Nodes:
                 continue
             if node.call is not None and node.call in answered:
                 self._take(node)
-            if node.hire_at and now >= node.hire_at:
-                self._hire(node)
-            if node.call is None and not node.lost and not node.hire_at:
+            if node.create_at and now >= node.create_at:
+                self._create_actor(node)
+            if node.call is None and not node.lost and not node.create_at:
                 node.call, node.asked = node.actor.look.remote(stages(node), sorted(node.roles)), now
             elif node.started and now - node.asked > SILENT_S:
                 self._suspect(node)
@@ -237,14 +237,14 @@ class Nodes:
             name = f"{name}-{_plain(address) if addresses.count(address) == 1 else node_id[:8]}"
         return Node(node_id, name, address, int(one["NodeManagerPort"]), node_id == here)
 
-    def _hire(self, node: Node) -> None:
+    def _create_actor(self, node: Node) -> None:
         ray = load_ray()
         place = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
         if node.actor is not None:
             ray.kill(node.actor)
         node.actor = ray.remote(NodeActor).options(num_cpus=0, max_restarts=0, scheduling_strategy=place).remote()
         node.call = node.actor.start.remote(self.config_of(node), self._keys, dict(node.sent))
-        node.asked, node.started, node.hire_at = time.monotonic(), False, 0.0
+        node.asked, node.started, node.create_at = time.monotonic(), False, 0.0
         node.actors += 1
 
     def _take(self, node: Node) -> None:
@@ -262,7 +262,7 @@ class Nodes:
             elif node.actors >= MOST_ACTORS:
                 node.lost = f"lets no actor of the engine run: {cause_of_death(flat(error))}"
             else:
-                node.hire_at = time.monotonic() + HIRE_S * node.actors
+                node.create_at = time.monotonic() + CREATE_S * node.actors
             return
         node.looks += 1
         if not node.started:
