@@ -80,6 +80,11 @@ def invalid(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request_error", message, param=param)
 
 
+def too_long(message: str, param: str) -> ApiError:
+    """Return the refusal of a prompt that is longer than the model takes."""
+    return ApiError(400, "invalid_request_error", message, param=param, code="context_length_exceeded")
+
+
 def unavailable(message: str, retry_after_s: int = 1) -> ApiError:
     """Return the refusal of a request that may do later."""
     return ApiError(503, "service_unavailable_error", message, retry_after_s=retry_after_s)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +17,7 @@ from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
-from ppengine.common.thread_priority import yield_to_others
-from ppengine.http.api_errors import ApiError, invalid, unavailable
+from ppengine.http.api_errors import ApiError, invalid, too_long, unavailable
 from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
@@ -28,6 +25,7 @@ from ppengine.http.client_stats import Call
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
+from ppengine.http.prompt_tokens import PromptTokens
 from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import ReplyForm, form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
@@ -40,10 +38,6 @@ from ppengine.protocol.prompt_scores import VALUES_MOST
 from ppengine.protocol.sampling import MOST_TOKEN, SamplingParams
 from ppengine.protocol.verbs import Submit
 
-INLINE_CHARACTERS = 2000
-"""More of them in a call are tokenized on a thread, so that other streams go on: 1 ms here."""
-LONG_TEXTS_AT_ONCE = 4
-"""Threads for such calls, behind others on busy cores: 100,000 tokens take 0.2 s."""
 CHAT_MOST = 2**22
 """Most characters of a rendered chat."""
 USER_MOST = 64
@@ -85,7 +79,7 @@ class Service:
         self.created = int(config.started_wall)
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
         self._encoder = PromptEncoder(self.tokenizer, config.max_model_len)
-        self._long_texts = ThreadPoolExecutor(LONG_TEXTS_AT_ONCE, "texts", yield_to_others)
+        self._tokens = PromptTokens(self.tokenizer, self._encoder, config.max_model_len)
         http = config.profile.http
         folder = Path(config.model_path)
         template = template_source(folder, TOOL_USE) or template_source(folder)
@@ -101,7 +95,7 @@ class Service:
         special = request.add_special_tokens
         if any(isinstance(one, str) for one in prompts):
             self.needs_tokenizer("prompt", "send prompt as token ids")
-        ids = await self._encode_all(prompts, special=special)
+        ids = await self._tokens.of_all(prompts, special=special)
         return await self._begin(COMPLETIONS, ids, request, caller)
 
     async def chat(
@@ -120,7 +114,7 @@ class Service:
             form=form, inside=form.reasoning is not None and begins_inside(text, form.reasoning),
             functions=schemas(functions), parallel=request.parallel, certain=certain,
         )  # fmt: skip
-        ids = await self._encode(text, special=False)
+        ids = await self._tokens.of_text(text, special=False)
         spoken = {} if replies.plain else self._spoken
         name, (generation,) = await self._begin(route, [ids], request, caller, spoken)
         return name, generation, replies
@@ -129,7 +123,7 @@ class Service:
         """Return the number of tokens of a chat. Raises ApiError."""
         self.check_model(request.model)
         text = await self._rendered(request, request.functions())
-        return len(await self._encode(text, special=False))
+        return len(await self._tokens.of_text(text, special=False))
 
     async def tokenize(self, request: TokenizeRequest) -> list[int]:
         """Return the token ids of a prompt or chat. Raises ApiError."""
@@ -138,9 +132,9 @@ class Service:
             raise invalid("give either prompt or messages", "prompt")
         self.needs_tokenizer("prompt" if request.messages is None else "messages", "there is none to ask")
         if request.prompt is not None:
-            return await self._encode(request.prompt, special=request.add_special_tokens)
+            return await self._tokens.of_text(request.prompt, special=request.add_special_tokens)
         text = await self._rendered(request, functions_of(request.tools, None))
-        return await self._encode(text, special=False)
+        return await self._tokens.of_text(text, special=False)
 
     def needs_tokenizer(self, param: str, instead: str) -> None:
         """Raise ApiError in an engine that was started without a tokenizer; `instead` says what it can do."""
@@ -179,33 +173,6 @@ class Service:
         )  # fmt: skip
         return await self._renderer.render(chat, min(CHAT_MOST, self._encoder.most))
 
-    async def _encode(self, text: str, *, special: bool) -> list[int]:
-        (ids,) = await self._encode_all([text], special=special)
-        return ids
-
-    async def _encode_all(self, prompts: Sequence[str | list[int]], *, special: bool) -> list[list[int]]:
-        """Return the tokens of prompts, of long texts or many from a thread. Raises ApiError."""
-        texts = [one for one in prompts if isinstance(one, str)]
-        if (longest := max(map(len, texts), default=0)) > self._encoder.most:
-            longest_token = self._encoder.longest_token
-            limit = f"max_model_len is {self.config.max_model_len} tokens of at most {longest_token} characters"
-            raise _too_long(f"the prompt has {longest} characters; {limit}", "prompt")
-
-        def encoded() -> list[list[int]]:
-            return [one if isinstance(one, list) else self._ids(one, special=special) for one in prompts]
-
-        try:
-            if sum(map(len, texts)) <= INLINE_CHARACTERS:
-                return encoded()
-            return await asyncio.get_running_loop().run_in_executor(self._long_texts, encoded)
-        except ValueError as error:
-            raise invalid(str(error), "prompt") from None
-
-    def _ids(self, text: str, *, special: bool) -> list[int]:
-        if len(text) > INLINE_CHARACTERS:
-            return self.tokenizer.encode_long(text, special=special)
-        return self.tokenizer.encode(text) if special else self.tokenizer.encode_chat(text)
-
     async def _begin(
         self, route: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
         spoken: Mapping[int, str] | None = None,
@@ -225,7 +192,7 @@ class Service:
             # Reading millions of numbers would hold up the core, and with it all requests.
             text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
             many = f"the prompts have {sum(map(len, prompts))} tokens; at most {TOKENS_MOST} are taken at once"
-            raise _too_long(text if longest >= most else many, "prompt")
+            raise too_long(text if longest >= most else many, "prompt")
         if max(map(max, filter(None, prompts)), default=0) > MOST_TOKEN:
             # No message has such a number. The core names others that are not in the vocabulary.
             raise invalid("prompt has a number above 2**31-1, which is no token id", "prompt")
@@ -314,11 +281,7 @@ def _refusal(answer: Added, request: CompletionRequest | ChatRequest, prompts: i
         return invalid(f"{request.constraint_field}: {words}", request.constraint_field)
     if field in request.__struct_fields__:
         return invalid(text, field)
-    return _too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
-
-
-def _too_long(text: str, param: str) -> ApiError:
-    return ApiError(400, "invalid_request_error", text, param=param, code="context_length_exceeded")
+    return too_long(text, "prompt") if "max_model_len" in text else invalid(text, "prompt")
 
 
 def _owner(user: str | None) -> str:
