@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
@@ -25,6 +26,15 @@ SECOND_S = 0.5
 """Time for which a changed message is not reported: until then a second one may show which end changed it."""
 
 
+class _First(NamedTuple):
+    """The first finding of a check."""
+
+    finding: Finding
+    step: int
+    since_ns: int
+    generation: int
+
+
 class StageChecks:
     """Switched by the step loop, between two steps; read by the control thread."""
 
@@ -32,11 +42,11 @@ class StageChecks:
         self.ledger = Ledger(stage)
         self.finite = False
         self.checksum = True
-        self._corrupted: tuple[Finding, int, int, int] | None = None
-        """The first finding of the checksums, with its step, time and generation."""
+        self._corrupted: _First | None = None
+        """That of the checksums."""
         self._stage, self._rank, self._generations = stage, rank, generations
         self._lock = threading.Lock()
-        self._non_finite: tuple[Finding, int, int] | None = None
+        self._non_finite: _First | None = None
         self._hold_ns = 0
         kinds = (Check.LEDGER, Check.FINITE, Check.NO_CHECKSUM)
         self._reported = dict.fromkeys(kinds, 0)
@@ -70,7 +80,7 @@ class StageChecks:
 
         All that follows the first wrong one is wrong, too.
         """
-        first = self._corrupted is None or self._corrupted[3] != self._generations.current
+        first = self._corrupted is None or self._corrupted.generation != self._generations.current
         return self.checksum and (first or self._seeks_end)
 
     def compare(self, step: int, edge: Edge, hidden: Tensor) -> None:
@@ -81,17 +91,17 @@ class StageChecks:
         finding = difference(self._stage, edge, step, hidden)
         if finding is None:
             return
-        if self._corrupted is None or self._corrupted[3] != self._generations.current:
+        if self._corrupted is None or self._corrupted.generation != self._generations.current:
             self._seeks_end, edge.sum_arrival = True, self._sum_arrival
             self._corrupt(step, finding, hold_s=SECOND_S)
             return
         side = end_at_fault(self._stage, edge)
         if side is None:
             return
-        known, first_step, since_ns, generation = self._corrupted
+        first = self._corrupted
         with self._lock:
             self._seeks_end, self._held_until_ns = False, 0
-            self._corrupted = at_end(known, self._stage, side), first_step, since_ns, generation
+            self._corrupted = first._replace(finding=at_end(first.finding, self._stage, side))
             self._corruptions += 1
 
     def _sum_arrival(self, hidden: Tensor) -> int:
@@ -105,7 +115,7 @@ class StageChecks:
     def _corrupt(self, step: int, finding: Finding, hold_s: float = 0.0) -> None:
         with self._lock:
             self._held_until_ns = time.monotonic_ns() + int(hold_s * 1e9)
-            self._corrupted = finding, step, time.monotonic_ns(), self._generations.current
+            self._corrupted = _First(finding, step, time.monotonic_ns(), self._generations.current)
             self._corruptions += 1
 
     @property
@@ -122,7 +132,7 @@ class StageChecks:
         """Keep the first finding of the finite check, and report it after `hold_s`."""
         with self._lock:
             if self.finite:
-                self._non_finite = finding, step, time.monotonic_ns()
+                self._non_finite = _First(finding, step, time.monotonic_ns(), self._generations.current)
                 self._hold_ns = time.monotonic_ns() + int(hold_s * 1e9)
                 self._changes += 1
 
@@ -168,5 +178,5 @@ class StageChecks:
         kept = self._non_finite if check is Check.FINITE else self._corrupted
         if kept is None:
             return [], []
-        finding, step, since_ns, *_ = kept
-        return [msgspec.structs.replace(finding, since_s=(time.monotonic_ns() - since_ns) / 1e9)], [step]
+        since_s = (time.monotonic_ns() - kept.since_ns) / 1e9
+        return [msgspec.structs.replace(kept.finding, since_s=since_s)], [kept.step]
