@@ -14,6 +14,7 @@ from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
 from ppengine.core.recovery import Recovery
+from ppengine.core.restart_policy import RestartPolicy
 from ppengine.core.stage_records import PlacedCordon, Stages
 from ppengine.protocol.control import Command
 from ppengine.protocol.verbs import Cordon
@@ -26,6 +27,7 @@ class Cordons:
     _stages: Stages
     _health: Health
     _requests: LiveRequests
+    _policy: RestartPolicy
     _recovery: Recovery
     _operations: Operations
     _clock: Callable[[], float]
@@ -60,7 +62,7 @@ class Cordons:
             return [f"nothing changes: stage {stage} {now}"], figures, []
         if not verb.undo:
             lines = [f"finish {len(live) - new} that have started, start none of {new} others, nor any new ones"]
-            if self._recovery.automatic:
+            if self._policy.automatic:
                 lines.append(f"stage {stage} is not restarted by itself while it is cordoned")
             return lines, figures, []
         others = ", ".join(
@@ -69,6 +71,6 @@ class Cordons:
             if other.cordoned and other.stage != stage and not other.place.rank
         )
         lines = [others or f"start requests again, {new} wait"]
-        kept = self._recovery.kept_down(stage)
+        kept = self._policy.kept_down(stage)
         lines += [f"stage {other}, which is lost, is restarted" for other in kept]
         return lines, figures, kept

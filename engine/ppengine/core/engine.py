@@ -41,12 +41,14 @@ from ppengine.core.recovery import Recovery
 from ppengine.core.report import Reporter
 from ppengine.core.request_metrics import RequestMetrics
 from ppengine.core.request_verbs import RequestVerbs
+from ppengine.core.restart_policy import RestartPolicy
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.serving import Serving
 from ppengine.core.shadow_check import Shadow
 from ppengine.core.stage_messages import StageMessages
 from ppengine.core.stage_records import Stages
 from ppengine.core.stage_tracker import StageTracker
+from ppengine.core.start_tries import StartTries
 from ppengine.core.startup import Startup
 from ppengine.core.submission_steps import SubmissionSteps
 from ppengine.core.submissions import Submissions
@@ -120,7 +122,12 @@ class Engine:
         shadow = Shadow(Path(config.run_dir), stages, operations, event, send_shadow, clock)
         self.checks = checks = Checks(config, stages, health, shadow, operations, event, tracker.send, clock)
         self.rooms = RoomBook(clock)
-        startup = Startup(config, spec, stages, tracker, health, operations, event, self.rooms, clock)
+        parallel = config.profile.parallel
+        tries = StartTries(parallel.restart_limit_s, clock)
+        policy = RestartPolicy(parallel.restart, stages, health, tries, operations, event, note, clock)
+        startup = Startup(
+            config, spec, stages, tracker, health, operations, event, self.rooms, policy.stay_down, clock
+        )  # fmt: skip
         self._successor = successor = None
         if restored is not None:
             self._successor = successor = Successor(
@@ -128,12 +135,12 @@ class Engine:
             )
         self.recovery = recovery = Recovery(
             config, stages, tracker, health, requests, checks, operations, event, clock,
-            start_stage, notify_stage, note, self.commit, startup, successor,
+            start_stage, notify_stage, note, self.commit, policy, tries, startup, successor,
         )  # fmt: skip
         self.stage_messages = StageMessages(
             stages, tracker, recovery, startup, health, checks, event, clock, notify_stage
         )
-        cordons = Cordons(stages, health, requests, recovery, operations, clock)
+        cordons = Cordons(stages, health, requests, policy, recovery, operations, clock)
         one = RequestVerbs(health, requests, tracker, operations, journal)
         many = ManyRequests(health, one, operations)
         backends = BackendVerbs(tiers, config.profile.tiers.host, operations, clock)

@@ -17,7 +17,8 @@ from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
-from ppengine.core.restarts import Refusal, pids_text, reconnects, refusal, restart_plan
+from ppengine.core.restart_policy import RestartPolicy
+from ppengine.core.restarts import pids_text, restart_plan
 from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
@@ -28,7 +29,7 @@ from ppengine.core.takeover import Takeover
 from ppengine.diagnosis.budgets import PHASE_BUDGET_S
 from ppengine.protocol import facts
 from ppengine.protocol.control import Command
-from ppengine.protocol.facts import Fact, GenerationBegan, LinkBroke, Lost
+from ppengine.protocol.facts import Fact, GenerationBegan
 from ppengine.protocol.place import Place
 from ppengine.protocol.stage_lifecycle import FIRST_GENERATION, NewGeneration
 from ppengine.protocol.verbs import RestartStage
@@ -57,12 +58,12 @@ class Recovery:
     _note: Callable[[Fact], None]
     _commit: Callable[[], None]
     """Writes the generation to the journal, before a stage can know it."""
+    _policy: RestartPolicy
+    _tries: StartTries
     _startup: Startup
     _successor: Successor | None
     """In a core that follows another one."""
     generation: int = field(init=False, default=FIRST_GENERATION)
-    _refusal: Refusal | None = field(init=False, default=None)
-    """The newest reason why a stage was not restarted."""
     _deadline: float = field(init=False, default=0.0)
     """Time until which all must have left the old generation."""
     _began: float = field(init=False, default=0.0)
@@ -70,9 +71,7 @@ class Recovery:
 
     def __post_init__(self) -> None:
         self.takeover = Takeover(self._stages, self._health, self._clock, self._notify_stage)
-        parallel = self._config.profile.parallel
-        self._tries = StartTries(parallel.restart_limit_s, self._clock)
-        if parallel.executor == "ray":
+        if self._config.profile.parallel.executor == "ray":
             for record in self._stages:
                 # An actor loads torch after its pid is known.
                 record.life.answer_s = PHASE_BUDGET_S["start"]
@@ -114,9 +113,9 @@ class Recovery:
         """Begin a generation if one is due, restart stages that linger in the old one, go on when all have met."""
         if not self._health.recovering and self._stages.undisturbed and not self._tries.due:
             return
-        self._lose_silent()
+        self._policy.lose_silent()
         requested = [record for record in self._stages if record.restart_due]
-        restarted, reconnected = self._act_on_losses(requested=bool(requested))
+        restarted, reconnected = self._policy.judge(requested=bool(requested))
         if requested:
             for record in self._stages:
                 record.restart_due = False
@@ -135,70 +134,6 @@ class Recovery:
             self._go_on()
         else:
             self._report_progress()
-
-    def _lose_silent(self) -> None:
-        """Note that a stage which gives no sign of life does not come up; its process is replaced."""
-        now = self._clock()
-        for record in self._stages:
-            starts = self._health.recovering and record.phase == "starting" and record.cordon is None
-            if starts and (why := record.life.missing(now)):
-                self._stages.lose(record, why, now)
-
-    def _act_on_losses(self, *, requested: bool) -> tuple[list[StageRecord], list[StageRecord]]:
-        """Return the lost stages to restart, and those for which a new generation is enough.
-
-        In a turn with a requested restart, all that are lost are restarted with it: no loss keeps the engine down.
-        """
-        now, restarted, reconnected = self._clock(), [], []
-        link: LinkBroke | None = None
-        for record in self._stages.lost:
-            loss = record.loss
-            if loss is None or loss.due is None or loss.due > now:
-                continue
-            loss.due = None
-            closed = isinstance(loss.fact, LinkBroke) and loss.fact.closed
-            if isinstance(loss.fact, LinkBroke):
-                link = link or loss.fact  # The first report explains the others.
-            if closed and not self._health.down and reconnects(record, now) and self.automatic:
-                reconnected.append(record)
-            else:
-                restarted.append(record)
-        if link is not None:
-            self._note(link)
-        for record in restarted:
-            loading = record.phase == "starting"
-            if record.phase != "lost":
-                record.transition("lost")
-            self._event("stage.lost", f"{record.name}: {record.loss.why if record.loss else ''}", stage=record.stage)
-            if record.loss is not None and isinstance(record.loss.fact, Lost):
-                self._note(record.loss.fact)
-            if not self._health.down:
-                self._judge(record, now, loading=loading, requested=requested)
-        return restarted, reconnected
-
-    def _judge(self, record: StageRecord, now: float, *, loading: bool, requested: bool) -> None:
-        """Stay down if a lost stage must not be restarted automatically; try one again that did not come up."""
-        first = self._stages.loss
-        if self.automatic and loading and not record.cordoned:
-            self._tries.failed()
-            return
-        refused = refusal(record, first, now) if self.automatic else Refusal(first)
-        self._refusal = None if requested else refused
-        if self._refusal is not None:
-            self.stay_down(self._refusal.text)
-
-    @property
-    def automatic(self) -> bool:
-        """Whether lost stages are restarted without an operator."""
-        return bool(self._health.serving or self._health.follows) and self._config.profile.parallel.restart == "auto"
-
-    def kept_down(self, without: int) -> list[int]:
-        """Return the lost stages that would be restarted if stage `without` had no cordon."""
-        lost = self._stages.lost
-        others = any(record.cordon is not None for record in lost if record.stage != without)
-        only_cordon = self._health.down and self._refusal is not None and self._refusal.cordon
-        stages = sorted({record.stage for record in lost})
-        return stages if only_cordon and without in stages and not others else []
 
     def start(self, stages: Iterable[int]) -> None:
         """Restart all ranks of stages at the next turn, and with them all that are lost."""
@@ -293,7 +228,7 @@ class Recovery:
         profile = self._config.profile
         capacity = Capacity(self._stages, profile.memory.block_size, self._config.max_model_len)
         if refused := capacity.refusal(1.0):
-            self.stay_down(f"a stage came back with less room: {refused}")
+            self._policy.stay_down(f"a stage came back with less room: {refused}")
             return
         self._health.recovered()
         self._tries.reset()
@@ -327,7 +262,7 @@ class Recovery:
         """Serve for the first time in a core that follows another one, with all requests that go on."""
         successor = self._successor
         assert successor is not None, "the first core begins to serve by itself"
-        serving = self._startup.resume(successor, self.stay_down)
+        serving = self._startup.resume(successor)
         self._checks.resume(successor.settings.checks, successor.settings.shadow)
         return serving
 
@@ -350,17 +285,6 @@ class Recovery:
             self._operations.end(operation, "failed", text)
         stage = None if first is None else first.stage
         self._event("engine.gave-up", f"{text}; {lost} requests are lost, and new ones are refused", stage=stage)
-
-    def stay_down(self, why: str) -> None:
-        """Block serving until an operator restarts a stage: `why` in one line."""
-        self._health.stay_down(why)
-        self._tries.reset()
-        for record in self._stages:
-            record.restart = None
-            if record.loss is not None:
-                record.loss.due = None
-        for operation in self._operations.live:
-            self._operations.end(operation, "failed", f"{why}; how far it came is not known")
 
 
 def joined(names: list[str]) -> str:

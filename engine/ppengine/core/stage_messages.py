@@ -59,7 +59,7 @@ class StageMessages:
                 return message.generation == self._recovery.generation and self._tracker.mapped(message)
             case StageReady():
                 self._on_ready(message)
-                self._startup.begin(self._recovery.generation, self._recovery.stay_down)
+                self._startup.begin(self._recovery.generation)
             case StageProgress():
                 self._on_progress(message)
             case StageFailed():

@@ -33,13 +33,12 @@ class Startup:
     _operations: Operations
     _event: Events
     _rooms: RoomBook
+    _stay_down: Callable[[str], None]
+    """Blocks serving until an operator restarts a stage."""
     _clock: Callable[[], float]
 
-    def begin(self, generation: int, stay_down: Callable[[str], None]) -> None:
-        """Serve if all stages have met in `generation`, with the memory of the profile.
-
-        `stay_down` blocks serving until an operator restarts a stage.
-        """
+    def begin(self, generation: int) -> None:
+        """Serve if all stages have met in `generation`, with the memory of the profile."""
         health = self._health
         if health.serving is not None or health.blocked or not self._stages.all_met(generation):
             return
@@ -48,7 +47,7 @@ class Startup:
         if refusal := capacity.refusal(utilization):
             health.refuse(refusal)
             return
-        scheduler, memory = serving = self._make(capacity, utilization, stay_down)
+        scheduler, memory = serving = self._make(capacity, utilization)
         scheduler.steps.generation = generation
         self._stages.serve()
         health.serve(serving)
@@ -56,11 +55,11 @@ class Startup:
         self._tracker.send(scheduler.resize.map_step(mapped))
         self._event("engine.serving", f"serving with {mapped} blocks, {binding} is binding")
 
-    def resume(self, successor: Successor, stay_down: Callable[[str], None]) -> Serving:
+    def resume(self, successor: Successor) -> Serving:
         """Serve with the memory and the requests of the core before this one; `Recovery` maps the blocks."""
         known = successor.settings
         utilization = known.utilization or self._config.profile.memory.utilization
-        serving = self._make(self._capacity(), utilization, stay_down)
+        serving = self._make(self._capacity(), utilization)
         serving.memory.revision = known.revision
         self._health.serve(serving)
         successor.resume(serving.scheduler)
@@ -70,7 +69,7 @@ class Startup:
     def _capacity(self) -> Capacity:
         return Capacity(self._stages, self._config.profile.memory.block_size, self._config.max_model_len)
 
-    def _make(self, capacity: Capacity, utilization: float, stay_down: Callable[[str], None]) -> Serving:
+    def _make(self, capacity: Capacity, utilization: float) -> Serving:
         profile, tracker, health = self._config.profile, self._tracker, self._health
         scheduler = Scheduler(
             profile.scheduler,
@@ -85,6 +84,6 @@ class Startup:
         )
         memory = MemoryController(
             scheduler, capacity, utilization, self._operations, self._event, tracker.send,
-            lambda: health.blocked, health.fail, stay_down, self._rooms, lambda: tracker.unmapped, self._clock,
+            lambda: health.blocked, health.fail, self._stay_down, self._rooms, lambda: tracker.unmapped, self._clock,
         )  # fmt: skip
         return Serving(scheduler, memory)
