@@ -28,11 +28,6 @@ def copy_layers(sources: list[Tensor], targets: list[Tensor], pairs: Pairs) -> N
         copy(sources, targets, run)
 
 
-def copy_blocks(source: Tensor, target: Tensor, pairs: Pairs) -> None:
-    """Copy blocks of one layer, as `copy_layers` does."""
-    copy_layers([source], [target], pairs)
-
-
 def copy_run_reference(sources: list[Tensor], targets: list[Tensor], run: Pairs) -> None:
     """Copy the pairs of one of `independent_runs`, by one indexed copy of torch a layer."""
     for source, target in zip(sources, targets, strict=True):

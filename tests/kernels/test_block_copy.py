@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from ppkernels.block_copy import copy_blocks, copy_layers, independent_runs
+from ppkernels.block_copy import copy_layers, independent_runs
 
 
 def loop(source: torch.Tensor, target: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
@@ -21,7 +21,7 @@ def test_any_list_within_one_tensor(seed: int) -> None:
     cache = torch.randn((8, 2, 4, 2, 3), generator=torch.Generator().manual_seed(seed))
     expected = cache.clone()
     loop(expected, expected, pairs)
-    copy_blocks(cache, cache, pairs)
+    copy_layers([cache], [cache], pairs)
     assert torch.equal(cache, expected)
 
 
@@ -32,7 +32,7 @@ def test_any_list_between_two_tensors(seed: int) -> None:
     device, host = torch.randn((8, 2, 4, 2, 3)), torch.full((5, 2, 4, 2, 3), float("nan"))
     kept, expected = device.clone(), host.clone()
     loop(device, expected, pairs)
-    copy_blocks(device, host, pairs)
+    copy_layers([device], [host], pairs)
     torch.testing.assert_close(host, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(device, kept)
 
@@ -54,16 +54,16 @@ def test_layers_with_other_strides_and_types(dtype: torch.dtype) -> None:
 
 def test_blocks_that_are_no_run_of_memory() -> None:
     source, target = torch.randn((4, 3, 5)), torch.zeros((4, 5, 3)).transpose(1, 2)
-    copy_blocks(source, target, [(1, 2), (3, 0)])
+    copy_layers([source], [target], [(1, 2), (3, 0)])
     assert torch.equal(target[[2, 0]], source[[1, 3]]) and target[[1, 3]].count_nonzero() == 0
 
 
 def test_a_chain_moves_what_the_pair_before_wrote() -> None:
     cache = torch.arange(4.0).view(4, 1)
-    copy_blocks(cache, cache, [(0, 1), (1, 2), (2, 3)])
+    copy_layers([cache], [cache], [(0, 1), (1, 2), (2, 3)])
     assert cache.flatten().tolist() == [0, 0, 0, 0]
     cache = torch.arange(4.0).view(4, 1)
-    copy_blocks(cache, cache, [(2, 3), (1, 2), (0, 1)])
+    copy_layers([cache], [cache], [(2, 3), (1, 2), (0, 1)])
     assert cache.flatten().tolist() == [0, 0, 1, 2]
 
 
@@ -80,5 +80,5 @@ def test_independent_pairs_are_one_copy() -> None:
 def test_a_block_outside_is_refused_before_anything_moves(pair: tuple[int, int]) -> None:
     cache = torch.arange(4.0).view(4, 1)
     with pytest.raises(IndexError, match="there are 4 and 4 blocks"):
-        copy_blocks(cache, cache, [(0, 1), pair])
+        copy_layers([cache], [cache], [(0, 1), pair])
     assert cache.flatten().tolist() == [0, 1, 2, 3]
