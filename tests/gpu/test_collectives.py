@@ -6,11 +6,10 @@ Without a GPU, Triton's interpreter runs the kernels, each rank in a process wit
 from __future__ import annotations
 
 import functools
-import os
 import re
-import subprocess
-import sys
+from pathlib import Path
 
+import fresh_triton
 import pytest
 import torch
 from interpreted_ranks import PART_BYTES, Member, interpret_few_programs, together
@@ -165,12 +164,11 @@ print(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"])
 """
 
 
-def test_parts_move_16_bytes_at_a_time() -> None:
+def test_parts_move_16_bytes_at_a_time(tmp_path: Path) -> None:
     """Element by element, large sums of two H200 took 1.2 to 1.4 times as long."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True)
-    assert "st.global.v4.b32" in ran.stdout
-    assert not re.findall(r"(?:ld|st)\S*\.global\S*\.b16", ran.stdout)
+    code = fresh_triton.run(COMPILE, tmp_path)
+    assert "st.global.v4.b32" in code
+    assert not re.findall(r"(?:ld|st)\S*\.global\S*\.b16", code)
 
 
 def test_columns_of_uneven_width_are_gathered() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import NamedTuple
 
+import fresh_triton
 import pytest
 import torch
 from interpreted_ranks import PART_BYTES, Member, interpret_few_programs, together
@@ -193,9 +192,7 @@ print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_war
 """
 
 
-def test_it_compiles_for_a_card_and_reads_16_bytes_at_a_time() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    ran = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=True)
-    lines = [line.split(";")[0].split("//")[0].strip() for line in ran.stdout.splitlines()]
+def test_it_compiles_for_a_card_and_reads_16_bytes_at_a_time(tmp_path: Path) -> None:
+    lines = [line.split(";")[0].split("//")[0].strip() for line in fresh_triton.run(COMPILE, tmp_path).splitlines()]
     assert any("ld.global.v4.b32" in line for line in lines), "logits"
     assert any("ld.volatile.global.b64" in line for line in lines), "words of other ranks, as often as it looks"

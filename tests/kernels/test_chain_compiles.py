@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh_triton
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which has no macOS build")
@@ -96,13 +94,7 @@ def test_every_program_waits_for_the_kernel_before(kernel: str, read: str, tmp_p
 
     So the end of a kernel is the end of all kernels before it: one may write what any of them reads.
     """
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kernel], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    before, written, reads, ends, comes_to_it = ended.stdout.split()
+    before, written, reads, ends, comes_to_it = fresh_triton.run(PROGRAM, tmp_path, kernel).split()
     assert (before, written) == (read, "-")
     assert reads == "True", "what the kernel before has written is read behind its end"
     assert (ends, comes_to_it) == ("False", "True"), "no program ends, or branches off, before it has waited"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh_triton
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which has no macOS build")
@@ -50,13 +48,7 @@ SHARED = 227 * 1024
 )
 def test_it_compiles(name: str, group: int, head_dim: int, block_size: int, tmp_path: Path) -> None:
     arguments = [name, *map(str, (group, head_dim, block_size))]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    shared, products, behind = run.stdout.split()
+    shared, products, behind = fresh_triton.run(PROGRAM, tmp_path, *arguments).split()
     assert int(shared) <= SHARED
     assert products == "True"
     assert behind == "True", "one thread arrives for its warps: the compiler has a barrier before, or it may come early"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh_triton
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which has no macOS build")
@@ -94,17 +92,6 @@ SHARED = 228 * 1024
 """Bytes of shared memory of a multiprocessor. Each program takes 1 KiB more than it asks for."""
 
 
-def run(program: str, folder: Path, *arguments: str) -> list[str]:
-    """Return the words that `program` prints, in a process that does not interpret kernels."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
-    environment.pop("TRITON_INTERPRET", None)
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    return ended.stdout.split()
-
-
 OUT = ("bf16", 3072, ""), ("fp16", 8192, "BIAS RELU"), ("bf16", 7168, "GATED BIAS")
 INTO = ("bf16", 4096, "INTO RESIDUAL"), ("fp16", 8192, "INTO BIAS")
 
@@ -112,7 +99,7 @@ INTO = ("bf16", 4096, "INTO RESIDUAL"), ("fp16", 8192, "INTO BIAS")
 def test_it_compiles(tmp_path: Path) -> None:
     taken: dict[bool, list[int]] = {True: [], False: []}
     for name, outputs, words in OUT + INTO:
-        shared, products, behind, chained = run(PROGRAM, tmp_path, name, str(outputs), words)
+        shared, products, behind, chained = fresh_triton.run(PROGRAM, tmp_path, name, str(outputs), words).split()
         taken["INTO" in words].append(int(shared) + 1024)
         assert int(products) == 8, "64 outputs and 16 inputs each"
         assert behind == "True", "one thread arrives, or counts, for its warps: behind a barrier, or it may come early"
@@ -123,10 +110,10 @@ def test_it_compiles(tmp_path: Path) -> None:
 
 def test_rows_and_shapes_need_no_more_variants(tmp_path: Path) -> None:
     """One with and one without what is around: no request is the first to use one."""
-    assert run(VARIANTS, tmp_path) == ["2"]
+    assert fresh_triton.run(VARIANTS, tmp_path).split() == ["2"]
 
 
 def test_it_computes_products(tmp_path: Path) -> None:
     """See `run_products.py`; it prints a seed first."""
     program = Path(__file__).with_name("run_products.py").read_text()
-    assert run(program, tmp_path)[-1] == "right"
+    assert fresh_triton.run(program, tmp_path).split()[-1] == "right"

@@ -6,12 +6,10 @@ warp sees a release at its own time, too. One that ended the wait alone would le
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh_triton
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which has no macOS build")
@@ -78,12 +76,7 @@ print(len(found), any(found), len(together), all(together))
 
 def compiled(kernel: str, number: int, cache: Path) -> tuple[int, bool]:
     """Return how many reads a kernel's waits have, and whether warps share the words of one. All end each wait."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
-    environment.pop("TRITON_INTERPRET", None)
-    arguments = [sys.executable, "-c", PROGRAM, kernel, str(number)]
-    ended = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=100)
-    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
-    reads, shared, waits, together = ended.stdout.split()
+    reads, shared, waits, together = fresh_triton.run(PROGRAM, cache, kernel, str(number)).split()
     assert int(waits) == int(reads) // 2, "a read before the loop, and one in it"
     assert together == "True", "what one thread has seen ends a wait"
     return int(reads), shared == "True"
