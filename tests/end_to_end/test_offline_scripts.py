@@ -201,6 +201,7 @@ def test_the_cached_part_of_a_prompt_is_counted(llm: LLM) -> None:
     assert second.num_cached_tokens == shared // 16 * 16 > 0
 
 
+@pytest.mark.usefixtures("forked_llm")
 def test_a_chat_without_an_engine_is_no_fault_of_its_messages() -> None:
     with LLM(str(TINY), gpu_memory_utilization=0.05) as one:
         folder = Path(one.llm_engine.run_dir)
@@ -210,6 +211,7 @@ def test_a_chat_without_an_engine_is_no_fault_of_its_messages() -> None:
             one.chat(CHAT)
 
 
+@pytest.mark.usefixtures("forked_llm")
 def test_a_seed_of_the_engine_makes_requests_reproducible_on_any_cut() -> None:
     free = SamplingParams(max_tokens=8, ignore_eos=True)
     own = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
