@@ -198,7 +198,7 @@ def test_work_beside_other_work_makes_no_device_more_than_busy(tmp_path: Path) -
         time.sleep(0.02)
         for number in range(1, 4):
             now = time.monotonic_ns()
-            ring.begin(Kind.ON_DEVICE, number, size=1, begun_ns=now - 20 * MS, returned_ns=now, done_ns=now)
+            ring.begin(Kind.ON_DEVICE, number, size=1, begun_ns=now - 60_000 * MS, returned_ns=now, done_ns=now)
     (stage,) = seen.stages
     assert stage.on_device is not None and (stage.on_device.busy, stage.idle) == (1.0, 0.0)
     ring.close()
