@@ -13,6 +13,7 @@ from http_world import ASK, HTTP, HttpWorld, served, world
 from msgspec.structs import replace
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.http.api_errors import ApiError
+from ppengine.http.api_keys import ApiKeys
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.generation_response import BODY_MOST
 from ppengine.http.messages_fields import MessagesRequest
@@ -51,6 +52,36 @@ async def test_without_origins_no_page_may() -> None:
     assert preflight.status_code == 405 and answer.status_code == 200
     for one_answer in (preflight, answer):
         assert not [name for name in one_answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "evil.example."])
+async def test_a_page_with_a_domain_that_resolves_to_the_port_reads_nothing(host: str) -> None:
+    for http in (HTTP, replace(HTTP, allowed_origins=["https://chat.example.org"])):
+        async with HttpWorld(http) as one:
+            for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/metrics")):
+                answer = await one.http.request(method, path, headers={"host": host})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "unknown_host")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost:8000", "LOCALHOST", "a.localhost", "127.0.0.1:8000", "[::1]:8000", "10.0.0.7", "engine",
+        "host.docker.internal:8000", "chat.example.org", "",
+    ],
+)  # fmt: skip
+async def test_names_of_this_host_and_of_allowed_pages_reach_the_port(host: str) -> None:
+    async with HttpWorld(replace(HTTP, allowed_origins=["https://chat.example.org"])) as one:
+        assert (await one.http.get("/v1/models", headers={"host": host})).status_code == 200
+
+
+async def test_a_port_with_keys_has_any_name() -> None:
+    key = "k" * 16
+    async with HttpWorld(HTTP, keys=ApiKeys({key.encode(): "a"})) as one:
+        headers = {"host": "api.example.org", "authorization": f"Bearer {key}"}
+        assert (await one.http.get("/v1/models", headers=headers)).status_code == 200
+    async with HttpWorld(replace(HTTP, allowed_origins=["*"])) as one:
+        assert (await one.http.get("/v1/models", headers={"host": "api.example.org"})).status_code == 200
 
 
 def test_an_origin_has_no_path() -> None:

@@ -23,6 +23,11 @@ class ApiKeys:
     def __init__(self, names: dict[bytes, str], limits: dict[str, KeyLimit] | None = None) -> None:
         self._names, self.limits = names, limits or {}
 
+    @property
+    def none(self) -> bool:
+        """Whether there is no key, so that each caller is taken."""
+        return not self._names
+
     @classmethod
     def load(cls, path: str | None) -> ApiKeys:
         """Read the file `path`, a key a line as `NAME KEY [LIMIT=N ...]`, and the environment. Raises ConfigError."""

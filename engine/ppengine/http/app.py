@@ -25,6 +25,7 @@ from ppengine.http.generation_response import (
     headers_of,
     json_response,
 )
+from ppengine.http.host_names import HostNames
 from ppengine.http.key_limits import LIMIT_HEADERS, Grant, KeyLimits
 from ppengine.http.messages_answer import MessagesAnswer, TokenCount
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
@@ -71,7 +72,9 @@ class Routes:
         handlers |= {path: ("POST", self._guarded(path, handler, limited=True)) for path, handler in posts.items()}
         handlers |= {path: ("GET", self._guarded(path, handler)) for path, handler in gets.items()}
         below = {"/v1/models": ("GET", self._guarded("/v1/models/{name:path}", self.model))}
-        return _for_browsers(Paths(handlers, below), self._service.config.profile.http.allowed_origins)
+        origins = self._service.config.profile.http.allowed_origins
+        app = _for_browsers(Paths(handlers, below), origins)
+        return HostNames(app, origins) if self._keys.none and "*" not in origins else app
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
