@@ -11,6 +11,7 @@ import time
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,7 +34,7 @@ from ppengine.protocol.error_text import LINE_MOST, TEXT_MOST
 from ppengine.protocol.incidents import read_incident
 from ppengine.protocol.json_files import BYTES_MOST, decode_json, read_json_file
 from ppengine.protocol.kept_files import EngineEnd
-from ppengine.protocol.recording import MAGIC, Recording, RecordingError, RecordingHeader
+from ppengine.protocol.recording import MAGIC, Recorded, Recording, RecordingError, RecordingHeader
 from ppengine.protocol.snapshot import SCHEMA
 
 VALUES = [0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xCA, 0xCB, 0xCF, 0xDC, 0xFF]
@@ -73,6 +74,41 @@ def replays_or_says_why(path: Path, capsys: pytest.CaptureFixture[str], *words: 
         assert error[:-1].isprintable()
         assert len(error[:-1]) <= LINE_MOST
     return code
+
+
+# --- texts --------------------------------------------------------------------------------------------------
+
+
+def with_escapes(value: Any, kind: type, whole: Any) -> None:
+    """Put escapes in front of each text in `value` that a message of `kind` may have: names, ids, errors."""
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(each, dict | list):
+            with_escapes(each, kind, whole)
+        elif isinstance(each, str):
+            value[key] = f"\x1b]52;c;aGk=\x07\x1b[2J\x9b2J\u202e\r\n{each}"
+            try:
+                msgspec.convert(whole, kind)
+            except msgspec.ValidationError:
+                value[key] = each
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_no_text_of_a_recording_moves_the_cursor(tmp_path, capsys, options):
+    path, source = tmp_path / "a.ppr", Recording(SAMPLE)
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        bodies = [msgspec.msgpack.encode(source.header), *source.bodies()]
+        last = max(number for number, body in enumerate(bodies) if b"snapshot" in body[:40])
+        for number, body in enumerate(bodies):
+            whole = msgspec.msgpack.decode(body)
+            if "snapshot" not in whole or number == last:  # The others are not shown.
+                with_escapes(whole, Recorded if number else RecordingHeader, whole)
+            body = msgspec.msgpack.encode(whole)
+            file.write(len(body).to_bytes(4, "big") + body)
+    assert main(["replay", str(path), *options]) == 0
+    shown = capsys.readouterr()
+    assert "SUBMIT" in shown.out.upper()
+    assert [line for line in (shown.out + shown.err).split("\n") if not line.isprintable()] == []
 
 
 # --- exports ------------------------------------------------------------------------------------------------

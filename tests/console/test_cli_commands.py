@@ -193,6 +193,14 @@ def test_nothing_from_outside_moves_the_cursor(cli: Cli, fake: FakeGateway) -> N
     assert run.rows[0]["engine"]["message"] == fake.snapshot.engine.message
 
 
+def test_ids_of_an_engine_move_no_cursor(cli: Cli, fake: FakeGateway) -> None:
+    bad = "op\x1b]52;c;aGk=\x07-9"
+    fake.answers[Pause] = lambda command: [Accepted(id=command.id, op=bad)]
+    fake.answers[Submit] = lambda command: [Accepted(id=command.id, op=bad, request=bad)]
+    assert cli("pause", "--no-wait").out == "pause accepted as op-9\n"
+    assert cli("submit", "a", "--detach").out == "op-9\n"
+
+
 def test_watch_thresholds_prints_an_alarm_and_runs_its_command(
     cli: Cli, fake: FakeGateway, folder, monkeypatch
 ) -> None:

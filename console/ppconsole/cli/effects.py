@@ -145,10 +145,12 @@ def show_refused(refused: Refused, name: str, common: Common) -> int:
 
 
 def _show_accepted(name: str, accepted: Accepted, common: Common) -> int:
+    from ppconsole.model.safe import clean
+
     if common.json:
         print_json(accepted)
     else:
-        click.echo(f"{name} accepted as {accepted.op}")
+        click.echo(clean(f"{name} accepted as {accepted.op}"))
     return exits.DONE
 
 
@@ -171,10 +173,12 @@ def show_outcome(outcome: Outcome, name: str, common: Common) -> int:
 
 
 def _show_stopped(link: EngineLink, common: Common) -> int:
+    from ppconsole.model.safe import clean
+
     if common.json:
         print_json({"type": "outcome", "state": "applied", "text": "the engine has ended"})
     else:
-        click.echo(f"stop applied: engine {link.record.id} ({link.record.name}) has ended")
+        click.echo(clean(f"stop applied: engine {link.record.id} ({link.record.name}) has ended"))
     return exits.DONE
 
 

@@ -45,13 +45,15 @@ def verb_command(name: str) -> click.Command:
 def _list(common: Common) -> int:
     from ppengine.protocol.inspection import FaultsDetail
 
+    from ppconsole.model.safe import clean
+
     detail = inspect(common, "faults")
     if common.json or not isinstance(detail, FaultsDetail):
         print_json(detail)
         return exits.DONE
     for info in detail.faults:
-        click.echo("\n".join(_lines(info)))
-    click.echo("on: " + (", ".join(detail.on) or "none"))
+        click.echo("\n".join(map(clean, _lines(info))))
+    click.echo(clean("on: " + (", ".join(detail.on) or "none")))
     return exits.DONE
 
 

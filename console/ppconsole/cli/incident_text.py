@@ -30,7 +30,9 @@ def incident_lines(listed: Listed, incident: Incident, now: float) -> list[str]:
     """Return one incident in full: verdict with evidence, end, consequences, records, events."""
     info, fault = incident.info, incident.fault
     by = f" ({clean(info.by)} acted)" if info.by else ""
-    head = f"incident {listed.id} of {clean(listed.engine.name)} ({listed.engine.id}), {clock_text(info.wall, now)}"
+    head = (
+        f"incident {listed.id} of {clean(listed.engine.name)} ({clean(listed.engine.id)}), {clock_text(info.wall, now)}"
+    )
     lines = [f"{head}: {outcome(info, now)}", verdict_sentence(fault.verdict, over=info.over_wall is not None)]
     lines += [f"    {clean(line)}" for line in evidence_lines(fault.verdict)]
     lines.append(f"ended: {clean(info.ended) or 'not yet'}{by}")

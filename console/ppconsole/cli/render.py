@@ -105,7 +105,7 @@ def engine_line(snapshot: Snapshot) -> str:
     engine = snapshot.engine
     rate, state = snapshot.throughput.output_tok_s, fault_word(snapshot) or engine.state
     return (
-        f"{clean(engine.name)} ({engine.id}) {state.upper()}  model {clean(engine.model)}  "
+        f"{clean(engine.name)} ({clean(engine.id)}) {state.upper()}  model {clean(engine.model)}  "
         f"{_sizes(engine)}  "
         f"util {engine.memory_utilization:.2f} r{engine.memory_revision}  step {engine.step}  "
         f"{count_text(rate)} tok/s  up {age_text(engine.uptime_s)}  consoles {engine.consoles}"

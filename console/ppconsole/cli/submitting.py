@@ -120,6 +120,8 @@ def _constrained(verb: Submit, schema: TextIO | None, regex: str | None) -> Subm
 async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason: str, dry_run: bool) -> int:
     from ppengine.protocol.control import Outcome, Refused
 
+    from ppconsole.model.safe import clean
+
     async with attached(common, slow=True, passing=True) as link:
         asked = asyncio.create_task(_answer_in_time(link, verb, common, reason, dry_run))
         try:
@@ -135,7 +137,7 @@ async def _submit_and_follow(verb: Submit, common: Common, detach: bool, reason:
         if common.json:
             print_json({"id": answer})
         elif detach:
-            click.echo(answer)
+            click.echo(clean(answer))
         else:
             say(f"request {answer}")
         if detach:
