@@ -190,6 +190,19 @@ def test_names_that_lead_out_of_the_folder_are_not_read(hub: Hub, tmp_path: Path
     assert set(downloads(hub)) == READ
 
 
+@pytest.mark.parametrize("name", [fetch.LOCK, "part", "marker"])
+def test_a_link_of_another_user_of_the_folder_leads_to_no_file(name: str, hub: Hub, tmp_path: Path) -> None:
+    model, victim = model_of("huggingface"), tmp_path / "victim"
+    victim.write_bytes(b"of this user")
+    folder = Path(model.path)
+    (folder / PARTS).mkdir(parents=True)
+    part = f"{PARTS}/{hashlib.sha256(WEIGHTS).hexdigest()}"
+    (folder / {"part": part, "marker": f"{MARKER}.{os.getpid()}"}.get(name, name)).symlink_to(victim)
+    with pytest.raises(HubError, match=r"a folder of yours$"):
+        fetched(model)
+    assert victim.read_bytes() == b"of this user"
+
+
 def test_redirects_are_bounded_and_stay_with_https(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.hops = transfer.REDIRECTS_MOST + 1

@@ -21,7 +21,7 @@ from ppengine.common.model_cache import REVISIONS
 from ppengine.common.profile_sections import ModelConfig
 from ppengine.common.sizes import size_text
 from ppengine.hub.sites import SITES, RemoteFile
-from ppengine.hub.transfer import HubError, Stopped, Transfer, git_hasher
+from ppengine.hub.transfer import HubError, Stopped, Transfer, git_hasher, no_link
 from ppengine.protocol.error_text import shown
 
 MARKER, PARTS, LOCK = ".complete.json", ".parts", ".lock"
@@ -180,7 +180,7 @@ class _Progress:
 @contextmanager
 def _locked(folder: Path, say: Callable[[str], None], stopped: Callable[[], bool]) -> Iterator[None]:
     """Hold the lock of `folder`, for which processes wait that download into it. Raises Stopped, OSError."""
-    with (folder / LOCK).open("wb") as file:
+    with open(folder / LOCK, "wb", opener=no_link) as file:
         waited = False
         while True:
             try:
@@ -209,7 +209,8 @@ def _mark(folder: Path, files: list[RemoteFile]) -> None:
     """Write the marker, behind all files on the disk, at once or not at all. Raises OSError."""
     os.sync()
     draft = folder / f"{MARKER}.{os.getpid()}"
-    draft.write_bytes(msgspec.json.encode(_Marker({file.path: file.size for file in files})))
+    with open(draft, "wb", opener=no_link) as file:
+        file.write(msgspec.json.encode(_Marker({one.path: one.size for one in files})))
     draft.replace(folder / MARKER)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import time
 import urllib.error
 import urllib.request
@@ -84,7 +85,7 @@ class Transfer:
 
         `came` is called with the bytes of each chunk, those that were there included. Raises HubError, Stopped.
         """
-        with part.open("ab+") as file:
+        with open(part, "ab+", opener=no_link) as file:
             file.seek(0)
             self.feed(file, hasher, came)
             failures = 0
@@ -147,6 +148,11 @@ class Transfer:
     def _check(self) -> None:
         if self._stopped():
             raise Stopped
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file, and no link: in a folder of several users, another one could have it name any file of this user."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def git_hasher(size: int) -> Any:
