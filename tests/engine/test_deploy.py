@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from ppengine.common.config import ConfigError
+from ppengine.http.api_keys import ApiKeys
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -41,6 +43,15 @@ def test_mounted_files_are_there_and_images_have_a_version() -> None:
 def test_every_secret_is_a_variable_that_must_be_set() -> None:
     for name, variable in (("engine", "PPCONSOLE_API_KEY"), ("grafana", "GF_SECURITY_ADMIN_PASSWORD")):
         assert re.fullmatch(r"\$\{\w+:\?[^}]+\}", services()[name]["environment"][variable])
+
+
+def test_the_key_of_the_manifest_is_refused_until_it_is_changed(tmp_path: Path) -> None:
+    secret = next(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    file = tmp_path / "keys"
+    file.touch(mode=0o600)
+    file.write_text(secret["stringData"]["keys"])
+    with pytest.raises(ConfigError, match="with a key of 16 characters or more"):
+        ApiKeys.load(str(file))
 
 
 def test_prometheus_scrapes_the_engine_and_grafana_asks_prometheus() -> None:
