@@ -190,6 +190,21 @@ def test_lines_of_one_second_have_an_order():
     assert logs.is_routine(done.stderr)
 
 
+def test_a_text_in_an_exception_moves_no_cursor_and_forges_no_line():
+    forged = "2026-01-01 00:00:00.000 INFO all is well"
+    bad = f"\x1b]52;c;aGk=\x07\x9b2J\u202e\r\n{forged}"
+    program = f"""
+import logging; from ppengine.common import logs; logs.start()
+try: raise ValueError({bad!r})
+except ValueError: logging.getLogger('ppengine').exception('x')
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = done.stderr.split("\n")
+    assert forged in lines[-2]
+    assert all(map(str.isprintable, lines))
+    assert [line for line in lines if re.match(r"\d{4}-", line)] == lines[:1]
+
+
 def test_a_tail_ends_at_a_time_however_large_the_log_is(tmp_path):
     begin, written, ends = 1_700_000_000, [], {}
     for at in range(20_000):

@@ -9,17 +9,27 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from typing import Any
 
 _ROUTINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.]\d{3} (?:INFO|WARNING) ")
 
 
 class _OneLine(logging.Formatter):
-    """A message is one line and moves no cursor, even with names and texts from outside in it."""
+    """A message is one line and moves no cursor, even with names and texts from outside in it.
+
+    The lines of a traceback are indented: texts in an exception can have a line of their own, which must not look like
+    one of this log.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return date, level and message."""
         record.message = "".join(c if c.isprintable() else " " for c in record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the traceback."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join("  " + "".join(c if c.isprintable() else " " for c in line) for line in lines)
 
 
 def is_routine(line: str) -> bool:
