@@ -86,6 +86,9 @@ BAD = {
                 "it needs more memory than its process may take"),
     "escapes": ("{{ raise_exception('\\x1b[2J\\x07 no\\n\\u202eevil') }}", "\\x1b[2J\\x07 no \\u202eevil"),
     "long": ("{{ raise_exception(('\\x1b' ~ messages[0]['content'][:0]) * 10**7) }}", "\\x1b" * 70),
+    "no text": ("{{ raise_exception(5) }}", "5"),
+    "encoder": ("{{ 5 | tojson(cls=namespace, encode=raise_exception) }}", "TypeError: "),
+    "default": ("{{ raise_exception | tojson(default=raise_exception) }}", "TypeError: "),
     "half": ("{{ '\\ud800' }}", "UnicodeEncodeError: "),
 }  # fmt: skip
 

@@ -107,12 +107,16 @@ class _Generation(Extension):
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox that chat templates run in, with the helpers that they expect."""
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
+    def refuse(message: object) -> None:
+        raise TemplateError(str(message))
 
-    def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-        # Jinja's own escapes what HTML would take for markup.
-        return json.dumps(value, ensure_ascii=options.pop("ensure_ascii", False), indent=indent, **options)
+    def to_json(
+        value: Any, indent: int | str | None = None, *, ensure_ascii: bool = False,
+        separators: tuple[str, str] | None = None, sort_keys: bool = False,
+    ) -> str:  # fmt: skip
+        # Jinja's own escapes what HTML would take for markup. Python has options that call a function of the template,
+        # which the sandbox would not see.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def now(form: str) -> str:
         return datetime.now().strftime(form)
