@@ -226,6 +226,24 @@ def test_a_folder_that_was_emptied_is_written_again(tmp_path: Path, all_of_it: b
     assert list((tmp_path / "kv/drafts").iterdir()) == []
 
 
+def test_folders_of_another_program_are_left_alone(tmp_path: Path) -> None:
+    """A profile may name a home folder by mistake, and have drafts of letters there."""
+    (tmp_path / "kv").mkdir(mode=0o700)
+    letters = [tmp_path / "kv/drafts/letters/a.txt", tmp_path / "kv/drafts/0123456789ab/b.txt"]
+    for letter in letters:
+        letter.parent.mkdir(parents=True)
+        letter.write_text("Dear")
+    killed = [tmp_path / "kv/drafts/ab0123456789", tmp_path / "kv/drafts/ba0123456789"]
+    for folder in killed:
+        folder.mkdir()
+    (killed[0] / "lock").touch()
+    (killed[0] / "1").write_bytes(bytes(SIZE))
+    backend = files(tmp_path).open()
+    assert all(letter.read_text() == "Dear" and len(list(letter.parent.iterdir())) == 1 for letter in letters)
+    assert not any(folder.exists() for folder in killed), "these are of stores that were killed"
+    backend.close()
+
+
 def test_a_smaller_quota_evicts_each_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many more objects than the quota has room for are looked at about once each."""
     contract, looks, oldest = files(tmp_path), 0, LruIndex.oldest

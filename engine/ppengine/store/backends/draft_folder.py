@@ -6,11 +6,13 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 
 _LOCK = "lock"
+_NAME = re.compile(r"[0-9a-f]{12}")
 
 
 class DraftFolder:
@@ -41,16 +43,24 @@ class DraftFolder:
 
 
 def sweep(parent: Path) -> int:
-    """Remove the folders of processes that have ended without it; return their number."""
+    """Remove the folders of processes that have ended without it; return their number.
+
+    Other folders stay: a profile may name one that is no backend's, and has drafts of its user.
+    """
     removed = 0
     for folder in parent.iterdir() if parent.is_dir() else ():
-        removed += _remove_dead(folder)
+        removed += _NAME.fullmatch(folder.name) is not None and _remove_dead(folder)
     return removed
 
 
 def _remove_dead(folder: Path) -> bool:
     try:
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):  # Its process had no time for the lock, nor for a draft.
+            folder.rmdir()
+            return True
+        return False
     except OSError:
         return False
     try:
