@@ -190,6 +190,20 @@ def test_names_that_lead_out_of_the_folder_are_not_read(hub: Hub, tmp_path: Path
     assert set(downloads(hub)) == READ
 
 
+def test_a_folder_of_the_user_keeps_its_own_files(hub: Hub, tmp_path: Path) -> None:
+    own = tmp_path / "tuned"
+    own.mkdir()
+    (own / "model.safetensors").write_bytes(b"of long nights")
+    (own / "tokenizer.json").write_bytes(FILES["tokenizer.json"])
+    for _ in range(2):
+        with pytest.raises(HubError, match=r"model\.safetensors is not the hub's, and no download has made it; name"):
+            fetched(model_of("huggingface", path=str(own)))
+        assert (own / "model.safetensors").read_bytes() == b"of long nights"
+    (own / "model.safetensors").write_bytes(WEIGHTS)
+    fetched(model_of("huggingface", path=str(own)))
+    assert (own / MARKER).exists(), "those that are the hub's are taken"
+
+
 @pytest.mark.parametrize("name", [fetch.LOCK, "part", "marker"])
 def test_a_link_of_another_user_of_the_folder_leads_to_no_file(name: str, hub: Hub, tmp_path: Path) -> None:
     model, victim = model_of("huggingface"), tmp_path / "victim"

@@ -63,7 +63,7 @@ def fetch_model(
     site = SITES[model.source]()
     transfer = Transfer(site.token, stopped)
     try:
-        (folder / PARTS).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder, say, stopped):
             if _complete(folder):
                 return
@@ -116,11 +116,16 @@ def refuse_others(folder: Path, wanted: list[RemoteFile], *, weights: bool) -> N
 
 
 def bring(transfer: Transfer, folder: Path, files: list[RemoteFile], title: str, say: Callable[[str], None]) -> None:
-    """Download the `files` that `folder` lacks. Raises HubError, Stopped, OSError.
+    """Download the `files` that `folder` lacks, those of another commit too. Raises HubError, Stopped, OSError.
 
     A file has its name only when its checksum was right. Until then it is in `PARTS`, named by that checksum.
     """
     missing = _missing(transfer, folder, files, say)
+    own = (folder / PARTS).is_dir() or (folder / MARKER).exists()
+    if not own and (others := [file.path for file in missing if os.path.lexists(folder / file.path)]):
+        text = f"{others[0]} is not the hub's, and no download has made it"
+        raise HubError(f"{folder}: {text}; name an empty folder, or remove it")
+    (folder / PARTS).mkdir(exist_ok=True)
     parts = {file: folder / PARTS / (file.sha256 or file.git) for file in missing}
     total = sum(file.size for file in missing)
     needed = total - sum(part.stat().st_size for part in parts.values() if part.is_file())
