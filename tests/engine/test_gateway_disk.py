@@ -62,6 +62,18 @@ def test_a_line_without_room_leaves_nothing_behind(tmp_path: Path, disk: FullDis
     assert names(tmp_path) == ["a", "c"]
 
 
+def test_a_link_in_place_of_a_removed_log_is_not_followed(tmp_path: Path) -> None:
+    run_dir, kept = tmp_path / "run", tmp_path / "kept"
+    log = AuditLog(run_dir, "e", "id", {audit.KEEP_VARIABLE: str(kept)})
+    log.write(entry("a"))
+    (kept / "e-id.jsonl").unlink()
+    (kept / "e-id.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(AuditError, match="symbolic links"):
+        log.write(entry("b"))
+    assert not (tmp_path / "elsewhere").exists()
+    log.close()
+
+
 def test_a_removed_log_is_made_again_although_the_other_cannot_be(tmp_path: Path) -> None:
     run_dir, kept = tmp_path / "run", tmp_path / "kept"
     log = AuditLog(run_dir, "e", "id", {audit.KEEP_VARIABLE: str(kept)})

@@ -42,7 +42,8 @@ def audit_file(run_dir: Path) -> Path:
     return run_dir / "audit.jsonl"
 
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+"""A link in a folder of several users could have the engine's user write to any file of its own."""
 
 
 class AuditError(Exception):
