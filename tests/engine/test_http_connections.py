@@ -60,6 +60,65 @@ async def test_headers_without_an_end_are_refused(head: bytes) -> None:
         assert received.startswith(REFUSED) or not received
 
 
+GET = b"GET / HTTP/1.1\r\n\r\n"
+
+
+async def test_few_requests_are_made_of_those_that_wait_for_an_answer() -> None:
+    """A read has thousands, and reading went on behind each answer: a client without a key had gigabytes made."""
+    waiting = 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal waiting
+        own = scope["extensions"][connection.TRANSPORT]["cycle"]().on_response.__self__
+        waiting = max(waiting, len(own.pipeline))
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    many = 4 * 2**18 // len(GET)
+    async with served(app) as port:
+        received = await answer_to(port, GET * many + GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert received.count(b"200 OK") == many + 1
+    assert 0 < waiting <= connection.PARSED_AT_ONCE // len(GET) + connection.BEHIND_MOST + 1
+
+
+async def test_all_requests_before_a_closed_sending_side_are_answered() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        rest = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+        rest.cancel()
+
+    many = 2 * connection.PARSED_AT_ONCE // len(GET)
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * many)
+        writer.write_eof()
+        received = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert received.count(b"200 OK") == many
+
+
+@pytest.mark.parametrize("behind", [b"", GET], ids=["alone", "before another request"])
+async def test_an_answer_is_notified_that_its_client_has_left(behind: bytes) -> None:
+    began, left = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        began.set()
+        if (await receive())["type"] == "http.disconnect":
+            left.set()
+
+    async with served(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + behind)
+        await began.wait()
+        writer.transport.abort()
+        await asyncio.wait_for(left.wait(), 20)
+
+
 CHUNKS = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 from typing_extensions import override
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 TRANSPORT = "ppengine.transport"
 """Name of the extension of a scope. It has the transport of the request's connection, and uvicorn's cycle."""
@@ -32,6 +32,9 @@ PROBE_S, PROBE_MOST_S = 0.1, 15.0
 most: each time is three times the one before."""
 BEHIND_MOST = 8
 """Requests behind the one that is answered with which a connection is still read, so that its loss is noticed."""
+PARSED_AT_ONCE = 4096
+"""Bytes after which the parser stops if more requests than `BEHIND_MOST` wait. One read has 64 times that, and
+thousands of requests, which take a hundred times their bytes."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 """An event that clients ignore."""
@@ -43,7 +46,7 @@ class Connection(HttpToolsProtocol):
     The way of an event through ASGI took as long as its system call: three wrappers, a message and a header each.
     uvicorn waits for the rest of a request for ever, keeps headers and trailers of any size, takes trailers as headers,
     and drops the body of a request that offers an upgrade: Java's HttpClient offers HTTP/2 with each. It takes a closed
-    sending side for a client that has left.
+    sending side for a client that has left. Behind each answer it reads on, however many requests wait.
     """
 
     _head = 0
@@ -57,6 +60,12 @@ class Connection(HttpToolsProtocol):
     _timer: asyncio.TimerHandle
     _watchers: set[Callable[[], object]]
     """Called when the connection is lost. uvicorn notifies the newest of several requests alone."""
+    _answered: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the newest one."""
+    _unparsed = b""
+    """Bytes behind requests that wait for the answer to an earlier one."""
+    _sent_all = False
+    """Whether the client has closed its sending side."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -71,22 +80,35 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+        self.pipeline.clear()
+        self._unparsed = b""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         for watcher in tuple(self._watchers):
             watcher()
 
     @override
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.loop.time()
-        self._head += len(data)
-        self._framing += len(data)
         self._unset_keepalive_if_required()
-        try:
-            self._feed(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-            return
-        if self._arrives and self._framing > HEAD_MOST:
-            self._end(b"431 Request Header Fields Too Large")
+        data, self._unparsed = self._unparsed + data, b""
+        for at in range(0, len(data), PARSED_AT_ONCE):
+            if len(self.pipeline) > BEHIND_MOST:
+                self._unparsed = data[at:]
+                self.flow.pause_reading()
+                return
+            part = data[at : at + PARSED_AT_ONCE]
+            self._head += len(part)
+            self._framing += len(part)
+            try:
+                self._feed(part)
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            if self._arrives and self._framing > HEAD_MOST:
+                self._end(b"431 Request Header Fields Too Large")
+                return
 
     def _feed(self, data: bytes) -> None:
         """Parse data. A request that offers an upgrade goes on as one that does not (RFC 9110, 7.8)."""
@@ -134,14 +156,32 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()  # Its body may have paused it, or the request before it.
 
     @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if len(self.pipeline) > BEHIND_MOST:
+            self.flow.pause_reading()
+        elif self._unparsed and not self.transport.is_closing():
+            self.data_received(b"")
+            if self._sent_all and not self._unparsed:
+                self.cycle.keep_alive = False
+
+    @override
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether the connection stays: its client waits for an answer, and may have closed one side alone.
 
         A client that has closed both looks the same until bytes are sent to it, which its host then refuses.
         """
-        if self._arrives or self.cycle is None or self.cycle.response_complete or not self._sign():
+        arrives = self._arrives and not self._unparsed
+        if arrives or self.cycle is None or self.cycle.response_complete or not self._sign():
             return False
-        self.cycle.keep_alive = False
+        self._sent_all = True
+        if not self._unparsed:
+            self.cycle.keep_alive = False
         self._probe(PROBE_S)
         return True
 
@@ -149,21 +189,21 @@ class Connection(HttpToolsProtocol):
         """Send bytes without a meaning, and again after `next_s`: the second write fails if the client has left."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
-        if not self.pipeline:  # Otherwise an earlier answer is under way, with bytes of its own.
-            self.transport.write(self._sign())
+        self.transport.write(self._sign())
         self.loop.call_later(next_s, self._probe, min(3 * next_s, PROBE_MOST_S))
 
     def _sign(self) -> bytes:
         """Return bytes that mean nothing before an answer, or between two events; none if there are no such bytes."""
-        if self.cycle.response_started:
-            known: Any = self.scope["extensions"][TRANSPORT]
+        assert self._answered is not None, "one is under way"
+        if self._answered.response_started:
+            known: Any = self._answered.scope["extensions"][TRANSPORT]
             return bytes(known.get("sign", b""))
-        return b"" if self.scope["http_version"] == "1.0" else _CONTINUE
+        return b"" if self._answered.scope["http_version"] == "1.0" else _CONTINUE
 
     def _look(self) -> None:
         """End a connection whose request does not go on."""
         left = self._heard_at + QUIET_S - self.loop.time()
-        if self._arrives and left <= 0:
+        if self._arrives and left <= 0 and not self.pipeline:
             self._end(b"408 Request Timeout")
         else:
             self._timer = self.loop.call_later(max(left, QUIET_S / 2), self._look)
