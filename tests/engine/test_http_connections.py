@@ -119,6 +119,17 @@ async def test_an_answer_is_notified_that_its_client_has_left(behind: bytes) -> 
         await asyncio.wait_for(left.wait(), 20)
 
 
+@pytest.mark.parametrize(("count", "status"), [(connection.HEADERS_MOST, b"HTTP/1.1 200"), (10_000, REFUSED)])
+async def test_many_headers_are_refused_before_their_end(count: int, status: bytes) -> None:
+    app = App()
+    app.go_on.set()
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n" * (count < 1_000))
+        assert (await asyncio.wait_for(reader.read(4096), connection.QUIET_S / 2)).startswith(status)
+        writer.close()
+
+
 CHUNKS = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

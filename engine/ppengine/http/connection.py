@@ -20,6 +20,9 @@ TRANSPORT = "ppengine.transport"
 HEAD_MOST = 65_536
 """Bytes of a request's first line and headers that are waited for; those of one read more are taken. As many are
 taken between two pieces of its body, or behind it: sizes and extensions of chunks, and trailers."""
+HEADERS_MOST = 256
+"""Headers of a request. Each takes hundreds of bytes here, and as few as four on the wire."""
+_LARGE = b"431 Request Header Fields Too Large"
 QUIET_S = 30.0
 """Seconds without a byte of a request that has not come in full."""
 IDLE_S = 100
@@ -104,10 +107,13 @@ class Connection(HttpToolsProtocol):
             try:
                 self._feed(part)
             except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+                if len(self.headers) > HEADERS_MOST:
+                    self._end(_LARGE)
+                else:
+                    self.send_400_response("Invalid HTTP request received.")
                 return
             if self._arrives and self._framing > HEAD_MOST:
-                self._end(b"431 Request Header Fields Too Large")
+                self._end(_LARGE)
                 return
 
     def _feed(self, data: bytes) -> None:
@@ -134,6 +140,8 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # A trailer is no header (RFC 9110, 6.5.1): a proxy may have checked those alone.
             super().on_header(name, value)
+            if len(self.headers) > HEADERS_MOST:
+                raise OverflowError  # It ends the parser.
 
     @override
     def on_headers_complete(self) -> None:
