@@ -111,6 +111,20 @@ def test_no_text_of_a_recording_moves_the_cursor(tmp_path, capsys, options):
     assert [line for line in (shown.out + shown.err).split("\n") if not line.isprintable()] == []
 
 
+def test_a_name_of_megabytes_makes_no_line_of_megabytes(tmp_path, capsys):
+    path, source, picture = tmp_path / "a.ppr", Recording(SAMPLE), snapshots.stuck()
+    picture.stages[0].host = "W" * 2**20
+    picture.stages = [picture.stages[0]] + [picture.stages[1]] * 50
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        for message in (source.header, Recorded(at_s=0.0, snapshot=picture)):
+            body = msgspec.msgpack.encode(message)
+            file.write(len(body).to_bytes(4, "big") + body)
+    source.close()
+    assert main(["replay", str(path)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 1000
+
+
 # --- exports ------------------------------------------------------------------------------------------------
 
 

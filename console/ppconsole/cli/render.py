@@ -23,6 +23,8 @@ from ppconsole.view.drilldown import sources_text
 from ppconsole.view.wording import FINISHED, REQUEST, STAGE, locate, operation, stuck_at, why
 
 BAR = 10
+CELL_MOST = 300
+"""Characters of a cell. Each row is as wide as the widest one: a name of megabytes would make gigabytes."""
 HOST, _AFTER_STATE = "HOST", 2
 """Title and place of the column that a table of stages on several hosts has."""
 _STAGE_HEAD = " ".join(
@@ -43,6 +45,7 @@ _TELLING = ("main thread at ", "GIL owner: ", "last words: ", "cgroup oom_kill +
 def table(names: str, rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
     """Return lines with columns as wide as their widest cell; those named in `right` are aligned right."""
     head = names.split()
+    rows = [[cell if len(cell) <= CELL_MOST else f"{cell[: CELL_MOST - 1]}…" for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     flush = [name in right for name in head]
     return [
