@@ -591,6 +591,8 @@ def test_every_argument_but_the_refused_ones_has_its_name_in_errors():
         ({"n": "two"}, "n is 'two'; it must be a whole number"),
         ({"temperature": None}, "temperature is None; it must be a number"),
         ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"temperature": numpy.float32(0.5)}, "temperature is np.float32(0.5); it must be a number"),
+        ({"stop_token_ids": numpy.array([1])}, "stop_token_ids is array([1]); it must be a list of whole numbers"),
     ],
 )
 def test_sampling_of_another_kind_is_refused_by_name(arguments, says):

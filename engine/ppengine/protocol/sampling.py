@@ -78,7 +78,9 @@ class SamplingParams(
         if isinstance(self.stop, str):  # vLLM's users may write one without a list
             msgspec.structs.force_setattr(self, "stop", [self.stop])
         for (name, kind, default), value in zip(_KINDS, msgspec.structs.astuple(self), strict=True):
-            if value is default or (value == [] and default is msgspec.NODEFAULT) or name == "structured_outputs":
+            if value is default or name == "structured_outputs":
+                continue
+            if default is msgspec.NODEFAULT and type(value) is list and not value:
                 continue
             if value is None and name in _LISTS:
                 msgspec.structs.force_setattr(self, name, [])
