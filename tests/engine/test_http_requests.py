@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import struct
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from http_world import ASK, served, world
 from ppengine.http import front_link
-from ppengine.http.client_stats import Call
+from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.followed import Followed
 from ppengine.http.generation import Generation
 from ppengine.protocol.frames import Codec
@@ -34,12 +35,27 @@ async def until(known: Callable[[], object], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Return the calls that begin in this test."""
+    begun, begin = list[Call](), ClientStats.begin
+
+    def noting(self: ClientStats, *given: Any) -> Call:
+        begun.append(begin(self, *given))
+        return begun[-1]
+
+    monkeypatch.setattr(ClientStats, "begin", noting)
+    return begun
+
+
 # --- clients that leave -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["events", "whole"])
 @pytest.mark.parametrize(("together", "later"), [(1, 0), (3, 0), (1, 1)])
-async def test_a_client_that_leaves_ends_its_request(body: bytes, together: int, later: int) -> None:
+async def test_a_client_that_leaves_ends_its_request(
+    body: bytes, together: int, later: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also with further requests behind it on the same connection, which have not begun."""
     async with world("", "length") as one, served(one.app) as port:  # The model never writes.
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -53,6 +69,8 @@ async def test_a_client_that_leaves_ends_its_request(body: bytes, together: int,
         writer.transport.abort()
         await until(lambda: one.model.left)
         assert len(one.model.left) == len(one.model.submitted) == 1
+        await asyncio.sleep(0.05)
+    assert not caplog.records
 
 
 async def test_a_client_that_leaves_behind_a_long_body_ends_its_request() -> None:
@@ -70,8 +88,14 @@ async def test_a_client_that_leaves_behind_a_long_body_ends_its_request() -> Non
         await until(lambda: one.model.left)
 
 
-async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with world("", "length") as one, served(one.app) as port:
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize(("text", "body"), [("", STREAM), ("", WHOLE), ("It rains.", STREAM), ("It rains.", WHOLE)])
+async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(
+    text: str, body: bytes, together: int, calls: list[Call], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Its answer may have come in full meanwhile."""
+    async with world(text, "length") as one, served(one.app) as port:
         answers, submit = asyncio.Event(), one.model.submit
 
         async def late(*given: Any) -> tuple[Added, list[Followed]]:
@@ -81,13 +105,33 @@ async def test_a_client_that_leaves_before_the_core_answers_ends_its_request(mon
 
         monkeypatch.setattr(one.model, "submit", late)
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(post(STREAM))
+        writer.write(post(body) * together)
         await until(lambda: one.model.submitted)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
         await asyncio.sleep(0.05)
         answers.set()
         await until(lambda: one.model.left)
+        await asyncio.sleep(0.05)
+    assert len(one.model.submitted) == len(calls) == calls[0].client.left == 1
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("body", [STREAM, WHOLE], ids=["events", "whole"])
+async def test_an_answer_that_an_operator_closes_is_no_error(
+    body: bytes, calls: list[Call], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world("", "length") as one, served(one.app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(body))
+        await until(lambda: one.model.submitted)
+        await asyncio.sleep(0.05)
+        calls[0].close()
+        with contextlib.suppress(ConnectionResetError):
+            assert b"Internal Server Error" not in await asyncio.wait_for(reader.read(), 20)
+        await until(lambda: one.model.left)
+        writer.close()
+    assert not calls[0].client.left and not caplog.records
 
 
 # --- the core ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import httptools
 import uvicorn
 from starlette.types import ASGIApp, Scope
 from typing_extensions import override
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -148,6 +149,11 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._framing = False, 0
         super().on_headers_complete()
         self.scope["extensions"][TRANSPORT]["cycle"] = weakref.ref(self.cycle)
+
+    @override
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -294,6 +300,13 @@ def transport_of(scope: Scope) -> asyncio.WriteTransport:
     """Return the transport of a request's connection."""
     found: asyncio.WriteTransport = scope["extensions"][TRANSPORT]["transport"]
     return found
+
+
+def cut(scope: Scope) -> None:
+    """Cut the connection of a request: a plain close would wait until the client has read."""
+    known: Any = scope["extensions"][TRANSPORT]
+    known["cycle"]().disconnected = True  # uvicorn learns it in a later turn, and would miss the end of the answer.
+    known["transport"].abort()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
-from ppengine.http.connection import begin_events, end_events, ends_with_connection, transport_of, watched
+from ppengine.http.connection import begin_events, cut, end_events, ends_with_connection, transport_of, watched
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.generation import Generation, Part
 
@@ -125,6 +125,8 @@ class GenerationResponse(Response):
         self._call.on_close = leave
         try:
             with watched(scope, leave):
+                if leaving:
+                    await asyncio.sleep(0)  # It ends here: a whole answer that is there waits for nothing.
                 await (self._send_events(scope, send) if self._events else self._send_whole(scope, send))
         except asyncio.CancelledError:
             left = not self._call.closed
@@ -136,8 +138,7 @@ class GenerationResponse(Response):
             for generation in self._generations:
                 generation.leave()
             if self._call.closed:
-                # A plain close would wait until the client has read.
-                transport_of(scope).abort()
+                cut(scope)
 
     async def _send_whole(self, scope: Scope, send: Send) -> None:
         try:
