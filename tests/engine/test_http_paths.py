@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from http_world import served, world
+from ppengine.http.client_stats import Client, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 
 STREAM = b'{"prompt": [5, 6], "stream": true}'
@@ -67,6 +68,8 @@ async def test_a_failure_is_an_answer_and_the_connection_stays(
 
 
 async def test_a_stream_that_fails_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, begin = list[Client](), ClientStats.begin
+    monkeypatch.setattr(ClientStats, "begin", lambda *given: clients.append((call := begin(*given)).client) or call)
     monkeypatch.setattr(CompletionAnswer, "end", lambda self: 1 / 0)
     async with world("It rains.") as one, served(one.app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -75,3 +78,4 @@ async def test_a_stream_that_fails_has_no_end(monkeypatch: pytest.MonkeyPatch) -
         writer.close()
         assert received.startswith(b"HTTP/1.1 200 ") and b'"text":"' in received
         assert not received.endswith(b"0\r\n\r\n") and len(one.model.left) == 1
+        assert clients[0].failed == 1

@@ -133,6 +133,9 @@ class GenerationResponse(Response):
             # The server may have cancelled the task, too.
             if not leaving or task.uncancel():
                 raise
+        except Exception:
+            self._status = 500
+            raise
         finally:
             self._call.end(self._status, left=left)
             for generation in self._generations:

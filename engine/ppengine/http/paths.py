@@ -49,7 +49,7 @@ class Paths:
             response = await self._answer(request)
             await response(scope, receive, noting)
         except Exception:
-            log.exception("%s %s failed", request.method, request.url.path[:80])
+            log.exception("%s %s failed", request.method, scope["path"][:80])
             if begun:
                 raise  # The server cuts the connection.
             text = "the server failed at this request; its log has the reason"
