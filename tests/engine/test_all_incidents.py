@@ -97,6 +97,19 @@ def test_an_incident_is_of_the_process_that_began_it(tmp_path: Path, clock: Cloc
     assert second.info.over_wall == pytest.approx(second.info.wall + 6.5), "it began beside the first"
 
 
+def test_a_process_without_descriptors_has_one_incident_beside_another_that_has_none(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Each has a verdict of its own, in the order of the processes."""
+    every = incidents(tmp_path)
+    agent, texts = (replace(HTTP, cause="out_of_files", subject=name, summary=name) for name in ("agent", "texts"))
+    for verdicts in ([texts], [agent, texts], [texts], []):
+        every.look(None, verdicts)
+        clock.now += 5
+    (only,) = kept(tmp_path)
+    assert (only.info.summary, only.consequences) == ("texts", ["agent"])
+
+
 @pytest.mark.parametrize("cause", ["disk_full", "out_of_files"])
 def test_a_stage_that_is_stopped_while_something_is_short_has_a_record_of_its_own(
     tmp_path: Path, clock: Clock, cause: Cause

@@ -22,7 +22,7 @@ from ppengine.protocol.snapshot import BESIDE_STEPS, Cause, Event, IncidentInfo,
 class BesideRecord:
     """The record of a fault with which steps go on: of the process or backend that its first verdict names.
 
-    It keeps that verdict. A later one may be on others as well, or on others alone: then theirs is the next record.
+    It keeps that verdict. Later ones may be on others as well, or on others alone: then theirs is the next record.
     """
 
     def __init__(self, cause: Cause, fault: FaultDetail | None) -> None:
@@ -38,11 +38,10 @@ class BesideRecord:
 
     def look(self, verdicts: Sequence[Verdict]) -> None:
         """Begin, follow or end the record."""
-        mine = (one for one in verdicts if one.root and one.cause == self._cause and is_beside(one.cause, one.stage))
-        verdict = next(mine, None)
+        mine = [one for one in verdicts if one.root and one.cause == self._cause and is_beside(one.cause, one.stage)]
         kept, now = self.kept, time.monotonic()
-        named = [] if verdict is None else [(verdict.subject, verdict.summary)]
-        named += [] if verdict is None else [(one.subject, one.summary) for one in verdict.further]
+        named = [(one.subject, one.summary) for one in mine]
+        named += [(one.subject, one.summary) for verdict in mine for one in verdict.further]
         self.others = []
         if kept is not None and kept.over_wall is None:
             own = kept.verdict.subject
@@ -57,10 +56,10 @@ class BesideRecord:
                 return
             # The wall clock may have been set since the begin.
             kept.over_wall = kept.wall + now - self._begun
-        if verdict is not None:
+        if mine:
             number, self._begun = 1 if kept is None else kept.number + 1, now
             self.kept = FaultDetail(
-                number=number, wall=time.time(), verdict=verdict, waits=[], retired=[], missing=["no step waits for it"]
+                number=number, wall=time.time(), verdict=mine[0], waits=[], retired=[], missing=["no step waits for it"]
             )  # fmt: skip
 
 
