@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from ppengine.http import engine_state
@@ -21,7 +22,27 @@ class Core:
     async def ask(self, wait_ms: int) -> StateAnswer:
         self.asked += 1
         await self.answers.wait()
+        until = time.monotonic() + wait_ms / 1e3
+        while self.state == "loading" and time.monotonic() < until:
+            await asyncio.sleep(0.001)
         return StateAnswer(nonce=0, state=self.state, message="", max_model_len=9, num_blocks=9)
+
+
+async def test_the_end_of_loading_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor announces it, and the first requests come."""
+    monkeypatch.setattr(engine_state, "STATE_S", 60.0)
+    monkeypatch.setattr(engine_state, "WAIT_MS", 20)
+    core = Core()
+    core.state = "loading"
+    state = EngineState(core.ask, lambda newest: None)
+    watching = asyncio.create_task(state.watch())
+    async with asyncio.timeout(20):
+        while core.asked < 3:  # It takes longer than a question may wait.
+            await asyncio.sleep(0.005)
+        core.state = "serving"
+        while not state.served:
+            await asyncio.sleep(0.005)
+    watching.cancel()
 
 
 async def test_a_probe_sees_a_loss_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:

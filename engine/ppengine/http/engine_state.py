@@ -44,10 +44,11 @@ class EngineState:
         """Look until this is cancelled."""
         try:
             while True:
-                # The core answers a question that waits as soon as it has loaded.
-                loads = self.newest is None or self.newest.state == "loading"
-                await self._take(WAIT_MS if loads else 0)
+                # The core answers a question that waits as soon as it has loaded. So one always waits meanwhile.
+                while self.newest is None or self.newest.state == "loading":
+                    await self._take(WAIT_MS)
                 await asyncio.sleep(STATE_S)
+                await self._take(0)
         finally:
             if self._look is not None:
                 self._look.cancel()
