@@ -317,7 +317,9 @@ def test_the_latencies_are_shown_at_every_width(width: int) -> None:
 # --- the past -------------------------------------------------------------------------------------------------
 
 
-def segment(folder: Path, begin: float, monkeypatch: pytest.MonkeyPatch, *, old: bool = False) -> Path:
+def segment(
+    folder: Path, begin: float, monkeypatch: pytest.MonkeyPatch, *, old: bool = False, name: str = "r-{}"
+) -> Path:
     """Write a minute in which a request ended every ten seconds; `old`: by an engine that wrote no figures."""
     folder.mkdir(parents=True, exist_ok=True)
     now, path = [begin], folder / f"{int(begin * 1e3):015d}.rec"
@@ -328,7 +330,7 @@ def segment(folder: Path, begin: float, monkeypatch: pytest.MonkeyPatch, *, old:
         now[0] = begin + second
         recorder.write(picture(second))
         if second % 10 == 5:
-            info = ended(second // 10, wall=now[0], ended_s=0.0, id=f"r-{int(now[0] - BEGIN)}")
+            info = ended(second // 10, wall=now[0], ended_s=0.0, id=name.format(int(now[0] - BEGIN)))
             recorder.write(Event(seq=1, wall=now[0], kind="request.finished", text="x", finished=None if old else info))
     recorder.close()
     return path

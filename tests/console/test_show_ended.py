@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,10 +14,12 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway
 from ppconsole.link.contexts import remote_record
 from ppconsole.link.engine_link import EngineLink
-from ppconsole.link.finished_search import kept_text
+from ppconsole.link.finished_search import find_ended, having, kept_text
 from ppconsole.model.endings import clock_text
+from ppconsole.model.request_names import means
 from ppengine.protocol.finished import FinishedInfo
 from ppengine.protocol.kept_files import engine_folder
+from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.tcp_address import parse_address
 from test_finished import BEGIN, HTTP, SOURCES, ended, segment
 
@@ -80,6 +84,36 @@ def test_show_finds_older_ones_in_the_record_or_says_how_far_that_goes(
         "error: no request 'no-such'; the engine keeps the newest 1,000 that ended "
         f"(those since {clock_text(BEGIN - 10)}), its record begins at {clock_text(BEGIN)} (NOT_FOUND)\n"
     )
+
+
+CLIENTS = "cmpl-log-{}-0123456789ab"
+
+
+@pytest.fixture
+def counting(fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> FakeGateway:
+    """Return an engine whose clients count: log-5 is a part of log-545, too."""
+    fake.finished = [ended(1, id=CLIENTS.format(599))]
+    for at in (0.0, 540.0):
+        segment(engine_folder(fake.record.id) / "history", BEGIN + at, monkeypatch, name=CLIENTS)
+    return fake
+
+
+def test_a_longer_id_of_a_newer_request_does_not_hide_the_one_that_is_meant(cli: Cli, counting: FakeGateway) -> None:
+    assert cli("show", "log-5").out.startswith(f"request   {CLIENTS.format(5)}\n")
+    assert "its record begins at " + clock_text(BEGIN) in cli("show", "...").err
+
+
+async def test_a_screen_finds_the_request_that_is_meant_and_a_search_all_with_the_word(counting: FakeGateway) -> None:
+    snapshots, link = asyncio.Queue[Snapshot](), EngineLink(counting.record)
+    await link.start(lambda update: snapshots.put_nowait(update) if isinstance(update, Snapshot) else None)
+    try:
+        snapshot = await asyncio.wait_for(snapshots.get(), 20)
+        found = await find_ended(link, snapshot, partial(means, "log-5"))
+        assert ([one.id for one in found.ended], found.listed) == ([CLIENTS.format(5)], False)
+        found = await find_ended(link, snapshot, having("LOG-5"))
+        assert ([one.id for one in found.ended], found.listed) == ([CLIENTS.format(599)], True)
+    finally:
+        await link.close()
 
 
 def test_the_record_of_an_engine_on_another_host_is_there() -> None:

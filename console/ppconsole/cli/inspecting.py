@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,7 +75,7 @@ async def _detail_of_part(source: Source, snapshot: Snapshot, text: str, failed:
     """
     from ppconsole.link.finished_search import find_recorded, kept_text, list_ended
     from ppconsole.link.source import QueryFailed
-    from ppconsole.model.request_names import searched
+    from ppconsole.model.request_names import means
 
     listed = await list_ended(source)
     if (found := named(text, snapshot, [each.id for each in listed])) != text:
@@ -87,7 +88,7 @@ async def _detail_of_part(source: Source, snapshot: Snapshot, text: str, failed:
         raise failed
     if (ended := next((each for each in listed if each.id == found), None)) is not None:
         return ended
-    recorded = await find_recorded(source, snapshot, searched(text))
+    recorded = await find_recorded(source, snapshot, partial(means, text))
     found = named(text, snapshot, [each.id for each in recorded.ended])
     if (ended := next((each for each in recorded.ended if each.id == found), None)) is not None:
         return ended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ppengine.protocol.finished import FINISHED_MOST, FinishedInfo
@@ -19,6 +19,9 @@ from ppconsole.link.source import QueryFailed, Source
 from ppconsole.model.endings import clock_text
 from ppconsole.model.request_names import whole
 
+Wanted = Callable[[str], bool]
+"""Whether an id is one of those that are sought."""
+
 
 class Recorded(NamedTuple):
     """Requests of the record, the newest end first, and the begin of that in Unix seconds; None: it is not here."""
@@ -28,7 +31,7 @@ class Recorded(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Requests whose id has the word, the newest end first."""
+    """Requests with a wanted id, the newest end first."""
 
     ended: list[FinishedInfo]
     listed: bool
@@ -43,29 +46,29 @@ async def list_ended(source: Source) -> list[FinishedInfo]:
     return detail.requests if isinstance(detail, FinishedDetail) else []
 
 
-async def find_recorded(source: Source, snapshot: Snapshot | None, word: str) -> Recorded:
-    """Return those with `word` in their id from the record, which has more than the engine lists.
+async def find_recorded(source: Source, snapshot: Snapshot | None, wanted: Wanted) -> Recorded:
+    """Return those with a wanted id from the record, which has more than the engine lists.
 
     An engine on another host has no record here.
     """
     if isinstance(source, ReplaySource):
-        return Recorded(await asyncio.to_thread(source.ended_with, word), None)
+        return Recorded(await asyncio.to_thread(source.ended_with, wanted), None)
     if snapshot is None:
         return Recorded([], None)
     record = KeptFinished(sorted(segments([engine_folder(snapshot.engine.id) / "history"])))
-    return Recorded(await asyncio.to_thread(record.with_id, word), record.since)
+    return Recorded(await asyncio.to_thread(record.with_id, wanted), record.since)
 
 
-async def find_ended(source: Source, snapshot: Snapshot | None, word: str) -> Found:
-    """Return the ended requests with `word` in their id. Raises LinkLost, and QueryFailed if no list is kept."""
+async def find_ended(source: Source, snapshot: Snapshot | None, wanted: Wanted) -> Found:
+    """Return the ended requests with a wanted id. Raises LinkLost, and QueryFailed if no list is kept."""
     failed, listed = None, list[FinishedInfo]()
     try:
         listed = await list_ended(source)
     except QueryFailed as error:
         failed = error
-    if found := [one for one in listed if has(one, word)]:
+    if found := [one for one in listed if wanted(one.id)]:
         return Found(found, listed=True, kept="")
-    recorded = await find_recorded(source, snapshot, word)
+    recorded = await find_recorded(source, snapshot, wanted)
     if failed is not None and not recorded.ended:
         raise failed
     return Found(recorded.ended, listed=False, kept=kept_text(source, listed, recorded.since))
@@ -93,6 +96,7 @@ def kept_text(source: Source, listed: Sequence[FinishedInfo], since: float | Non
     return ", ".join(texts)
 
 
-def has(request: FinishedInfo, word: str) -> bool:
-    """Return whether the id of a request has `word` in it, in upper or lower case."""
-    return word.casefold() in request.id.casefold()
+def having(word: str) -> Wanted:
+    """Want the ids that have `word` in them, in upper or lower case."""
+    part = word.casefold()
+    return lambda name: part in name.casefold()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,11 +70,10 @@ class KeptFinished:
         """Begin of the oldest file that was read, in Unix seconds; None: none was."""
         return min((file.begin for file in self._files.values() if file is not None), default=None)
 
-    def with_id(self, word: str, wall: float = float("inf")) -> list[FinishedInfo]:
-        """Return the requests with `word` in their id that had ended at `wall`, the newest first; of one file alone."""
-        wanted = word.casefold()
+    def with_id(self, wanted: Callable[[str], bool], wall: float = float("inf")) -> list[FinishedInfo]:
+        """Return the requests with a wanted id that had ended at `wall`, the newest first; of one file alone."""
         for file in self._newest_first(READ_S):
-            found = [one for one in reversed(file.ended) if one.wall <= wall and wanted in one.id.casefold()]
+            found = [one for one in reversed(file.ended) if one.wall <= wall and wanted(one.id)]
             if found:
                 now = min(wall, time.time())
                 return [msgspec.structs.replace(one, ended_s=max(0.0, now - one.wall)) for one in found]

@@ -106,9 +106,9 @@ class ReplaySource(PastSource):
             return await asyncio.to_thread(self._finished.before, until)
         return await super().inspect(what, **options)
 
-    def ended_with(self, word: str) -> list[FinishedInfo]:
-        """Return the requests with `word` in their id that had ended by now, the newest first. It reads files."""
-        return self._finished.with_id(word, self.position)
+    def ended_with(self, wanted: Callable[[str], bool]) -> list[FinishedInfo]:
+        """Return the requests with a wanted id that had ended by now, the newest first. It reads files."""
+        return self._finished.with_id(wanted, self.position)
 
     def kept(self, what: InspectWhat) -> Detail | None:
         """Return a detail as the recording had it last, up to now."""

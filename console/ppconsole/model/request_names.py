@@ -27,14 +27,6 @@ def may_be_id(text: str) -> bool:
     return _PART.fullmatch(text.strip()) is not None
 
 
-def searched(text: str) -> str:
-    """Return the part of `text` that an id has which it names: `…c0de` names one that ends so."""
-    for sign in _CUT:
-        if text.startswith(sign):
-            return text.removeprefix(sign)
-    return text
-
-
 class AmbiguousError(ValueError):
     """Several requests begin with the text; one line that lists them."""
 
@@ -49,7 +41,7 @@ def whole(text: str, live: Iterable[str], ended: Iterable[str] = ()) -> str:
     if text in live or text in ended or not text.strip("…."):
         return text
     for names in (live, ended):
-        found = [name for name in names if _means(text, name)]
+        found = [name for name in names if means(text, name)]
         # A prompt with several continuations is meant as a whole, unless the text goes into their numbers.
         found = [name for name in found if _SAMPLE.sub("", name) == name or _SAMPLE.sub("", name) not in found]
         if len(found) > 1:
@@ -74,9 +66,11 @@ def whole_in(text: str, snapshot: Snapshot, ended: Iterable[str] = ()) -> str:
     return found
 
 
-def _means(text: str, name: str) -> bool:
-    if (end := searched(text)) != text:
-        return name.endswith(end)
+def means(text: str, name: str) -> bool:
+    """Return whether `text` may name the request with the id `name`."""
+    for sign in _CUT:
+        if text.startswith(sign):
+            return name.endswith(end) if (end := text.removeprefix(sign)) else False
     own = _CLIENTS.fullmatch(name)
     return name.startswith(text) or (own is not None and own[1] == text)
 

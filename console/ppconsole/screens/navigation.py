@@ -98,13 +98,13 @@ class Navigator:
         )
 
     async def _find_ended(self, word: str) -> None:
-        from ppconsole.link.finished_search import find_ended
+        from ppconsole.link.finished_search import find_ended, having
         from ppconsole.screens.finished_screen import FinishedScreen
         from ppconsole.screens.request_screen import RequestScreen
 
         before = self._screen()
         try:
-            found = await find_ended(self._console.source, self._model.state.snapshot, word)
+            found = await find_ended(self._console.source, self._model.state.snapshot, having(word))
         except (LinkLost, QueryFailed) as error:
             self._console.report(str(error), bad=True)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import ClassVar
 
 from ppengine.protocol.finished import FinishedInfo
@@ -13,7 +14,7 @@ from textual.binding import Binding, BindingType
 from ppconsole.link.finished_search import find_ended, meant
 from ppconsole.link.kept_requests import KeptRequest
 from ppconsole.link.source import QueryFailed
-from ppconsole.model.request_names import AmbiguousError, searched
+from ppconsole.model.request_names import AmbiguousError, means
 from ppconsole.model.safe import clean
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.line_screen import verb_keys
@@ -105,7 +106,7 @@ class RequestScreen(Reader):
     async def _search(self) -> None:
         """Look for the figures of its end; it may be named by a part of its id. Raises LinkLost, QueryFailed."""
         snapshot = self.console.model.state.snapshot
-        found = await find_ended(self.console.source, snapshot, searched(self.request))
+        found = await find_ended(self.console.source, snapshot, partial(means, self.request))
         self._searched = True
         try:
             self._ended = meant(self.request, found.ended)
