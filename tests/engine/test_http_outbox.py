@@ -89,6 +89,26 @@ async def test_the_last_events_of_an_answer_are_one_write_with_its_end() -> None
     assert connected.calls == 3 and not sent
 
 
+def test_the_choices_of_an_answer_are_not_copied_again_and_again() -> None:
+    class Chunk(bytes):
+        """It counts the bytes that are copied when others are joined to it."""
+
+        copied = 0
+
+        def __add__(self, other: bytes) -> Chunk:  # type: ignore[override]
+            Chunk.copied += len(self)
+            return Chunk(bytes(self) + other)
+
+    outbox, connected, chunk, count = Outbox(), Counting(), Chunk(b"x" * 300), 1024
+    transport: Any = connected
+    writer: Any = SimpleNamespace(fill=lambda: None)
+    with outbox:
+        for _ in range(count):
+            outbox.write(transport, chunk, writer)
+    assert len(connected.written) == 300 * count and connected.calls < count / 4
+    assert Chunk.copied < 20 * 300 * count, "not the square"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -13,6 +13,8 @@ log = logging.getLogger("ppengine.http")
 
 BUFFER_MOST = 65_536
 """Bytes that wait for a client before its events are held back: uvicorn's limit."""
+JOINED_MOST = 4096
+"""Bytes to which others are joined, which copies them: a connection may have a thousand choices in a message."""
 
 
 class Writer(Protocol):
@@ -35,7 +37,7 @@ class Outbox:
 
     def write(self, transport: asyncio.WriteTransport, data: bytes, writer: Writer) -> None:
         """Write bytes of `writer`; those for a connection that is closed are dropped."""
-        if self.waiting and self.waiting[-1][0] is transport:
+        if self.waiting and self.waiting[-1][0] is transport and len(self.waiting[-1][1]) < JOINED_MOST:
             data = self.waiting.pop()[1] + data
         self.waiting.append((transport, data, writer))
         if not self._collects:
