@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from http_world import ASK, served, world
-from ppengine.http import front_link
+from ppengine.http import connection, front_link
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.followed import Followed
 from ppengine.http.generation import Generation
@@ -132,6 +132,28 @@ async def test_an_answer_that_an_operator_closes_is_no_error(
         await until(lambda: one.model.left)
         writer.close()
     assert not calls[0].client.left and not caplog.records
+
+
+# --- requests behind others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [9, 45])
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_request_that_is_late_is_not_refused_in_the_answer_before_it(
+    together: bool, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its head alone, or a part of that."""
+    monkeypatch.setattr(connection, "QUIET_S", 0.2)
+    first, second = post(STREAM), post(STREAM)[:-cut]
+    async with world("", "length") as one, served(one.app) as port:  # The model never writes.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first + second[:-4] if together else first)
+        begun = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert begun.startswith(b"HTTP/1.1 200 ")
+        writer.write(second[-4:] if together else second)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 1.0)
+        writer.close()
 
 
 # --- the core ---------------------------------------------------------------------------------------------------

@@ -170,11 +170,6 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()  # Its body may have paused it, or the request before it.
 
     @override
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._answered = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
-
-    @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if len(self.pipeline) > BEHIND_MOST:
@@ -216,8 +211,12 @@ class Connection(HttpToolsProtocol):
 
     def _look(self) -> None:
         """End a connection whose request does not go on."""
-        left = self._heard_at + QUIET_S - self.loop.time()
-        if self._arrives and left <= 0 and not self.pipeline:
+        if self.flow.read_paused:  # Its client may have sent more.
+            self._heard_at = self.loop.time()
+        left, answered = self._heard_at + QUIET_S - self.loop.time(), self._answered
+        waits = answered is not None and not answered.response_complete
+        behind = waits and (self._in_head or self.cycle is not answered)  # It has time until that answer has ended.
+        if self._arrives and left <= 0 and not behind:
             self._end(b"408 Request Timeout")
         else:
             self._timer = self.loop.call_later(max(left, QUIET_S / 2), self._look)
@@ -226,7 +225,8 @@ class Connection(HttpToolsProtocol):
         """Answer that a request is refused, and close. An answer under way is cut: it has no place for another."""
         if self.transport.is_closing():
             return
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        under_way = self._answered
+        if under_way is not None and under_way.response_started and not under_way.response_complete:
             self.transport.abort()
             return
         answered = not self._in_head and self.cycle is not None and self.cycle.response_complete
