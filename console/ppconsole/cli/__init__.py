@@ -147,5 +147,10 @@ def _misused(error: click.UsageError) -> int:
     command, text = error.ctx.command_path if error.ctx else "ppconsole", usage_text(error)
     if isinstance(error, click.exceptions.NoSuchCommand) and not error.possibilities:
         text += nearest(error.command_name, list(COMMANDS))
+    if isinstance(error, click.NoSuchOption) and command == "ppconsole serve":
+        from ppconsole.cli.vllm_flags import counterpart
+
+        if here := counterpart(error.option_name):
+            text = f"No such option '{error.option_name}'; {here}"
     exits.Failure(f"{text}{'' if text.endswith('?') else '.'} See: {command} --help").show()
     return exits.USAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -65,9 +66,12 @@ def serve_command(
     from ppconsole.cli.launch import EngineProcess, need_engine
 
     need_engine()
-    keys = {"journal": journal, "console.listen": listen, "http.listen": http, "http.tool_parser": tool_parser}
-    keys["http.otlp_traces_endpoint"] = otlp_traces_endpoint
-    settings = [*settings, *(f"{key}={value}" for key, value in keys.items() if value is not None)]
+    texts = {"console.listen": listen, "http.listen": http, "http.tool_parser": tool_parser}
+    texts["http.otlp_traces_endpoint"] = otlp_traces_endpoint
+    # In quotes: YAML would take a port alone as a number.
+    quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in texts.items() if value is not None}
+    journals = {} if journal is None else {"journal": journal}
+    settings = [*settings, *(f"{key}={value}" for key, value in {**journals, **quoted}.items())]
     within = [] if timeout is None else [f"--within={timeout}"]
     engine = EngineProcess([*profile_arguments(profile, settings, name, allow_faults), *within], kept=restart)
     try:
