@@ -84,6 +84,8 @@ OUT_OF_RANGE: dict[str, tuple[str, str]] = {
     "escape in a key": ("\x1b[2Jmemory=5", r"unknown key \x1b[2Jmemory; did you mean memory?"),
     "long key": ("k" * 10_000 + "=5", "unknown key kkk"),
     "deep key": (".".join("k" * 1_000) + "=5", "unknown key k; the keys are name, "),
+    "key of a section": ("max_model_len=5", "unknown key max_model_len; did you mean model.max_model_len?"),
+    "key of sections": ("listen=5", "did you mean parallel.listen or console.listen or http.listen?"),
     "key like none": ("memory.foo=1", "unknown key memory.foo; the keys are "),
     "no value": ("\x1b[2J" * 5_000, "write it as key=value"),
     "no YAML": ("name=[", "--set 'name': line 1, column 2"),
@@ -184,6 +186,14 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_profile("\x1b[31m" * 3_000)
     is_one_line(str(caught.value))
+
+
+def test_the_folder_of_a_model_is_no_profile_and_the_key_for_it_is_named(tmp_path: Path) -> None:
+    for name in (str(tmp_path), "some-org/some-model"):
+        with pytest.raises(
+            ConfigError, match=r"a profile is a \.yaml file with model\.path, .* or .*model\.id of a hub"
+        ):
+            load_profile(name)
 
 
 SHAPES = st.lists(

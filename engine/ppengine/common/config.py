@@ -212,13 +212,16 @@ def profiles_dir() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "profiles"
 
 
+_MODEL_KEYS = "model.path, the folder of a model, or model.source and model.id of a hub"
+
+
 def find_profile(name: str) -> Path:
     """Return the file of a profile named by path or by bundled name. Raises ConfigError with the bundled ones."""
     direct = Path(name)
     if direct.suffix in (".yaml", ".yml") or "/" in name:
         if _is_file(direct):
             return direct
-        raise ConfigError(f"no profile at {name}")
+        raise ConfigError(f"no profile at {name}; a profile is a .yaml file with {_MODEL_KEYS}")
     bundled = profiles_dir() / f"{name}.yaml"
     if _is_file(bundled):
         return bundled

@@ -54,8 +54,8 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) ->
     hints = hints_of(kind)
     for key, value in data.items():
         if key not in hints:
-            near = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1)
-            help_text = f"did you mean {prefix}{near[0]}?" if near else f"the keys are {', '.join(hints)}"
+            near = difflib.get_close_matches(key[:_KEY_MOST], hints, n=1) or _below(key, hints)
+            help_text = f"did you mean {prefix}{' or '.join(near)}?" if near else f"the keys are {', '.join(hints)}"
             raise ValueError(f"unknown key {one_line(prefix + key, _KEY_MOST)}; {help_text}")
         section = hints[key]
         if isinstance(section, type) and issubclass(section, msgspec.Struct):
@@ -66,6 +66,16 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], prefix: str) ->
             _check_entries(value, entry, f"{prefix}{key}")
         else:
             _check_value(f"{prefix}{key}", value, section)
+
+
+def _below(key: str, hints: dict[str, Any]) -> list[str]:
+    """Return the places of `key` in the sections of `hints`."""
+    sections = {name: hint for name, hint in hints.items() if isinstance(hint, type)}
+    return [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        if issubclass(section, msgspec.Struct) and key in hints_of(section)
+    ]
 
 
 def _check_entries(value: object, entry: type[msgspec.Struct], name: str) -> None:
