@@ -74,3 +74,24 @@ async def test_probes_share_a_question_and_wait_for_a_busy_core_a_while(monkeypa
     assert core.asked == 1 and state.newest is not None
     await asyncio.gather(*(state.look() for _ in range(9)))
     assert core.asked == 1, "the state is new"
+
+
+async def test_a_core_is_silent_for_the_time_in_which_this_process_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_state, "STATE_S", 0.01)
+    monkeypatch.setattr(engine_state, "TICK_S", 0.02)
+    monkeypatch.setattr(engine_state, "SILENT_S", 0.2)
+    core = Core()
+    state = EngineState(core.ask, lambda newest: None)
+    assert state.silent, "it has never answered"
+    watching = asyncio.create_task(state.watch())
+    await asyncio.sleep(0.05)
+    time.sleep(0.5)  # as if a signal had stopped this process
+    assert not state.silent
+    core.answers.clear()
+    async with asyncio.timeout(60):
+        while not state.silent:
+            await asyncio.sleep(0.02)
+        core.answers.set()
+        while state.silent:
+            await asyncio.sleep(0.02)
+    watching.cancel()

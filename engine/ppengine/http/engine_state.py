@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -19,6 +20,8 @@ LOOK_S = 0.5
 """Seconds for which a probe waits for a newer state, as the core may be busy."""
 SILENT_S = 5.0
 """Seconds without a state after which the core counts as dead."""
+TICK_S = 0.5
+"""Seconds between two counts of the silence."""
 
 
 class EngineState:
@@ -32,16 +35,19 @@ class EngineState:
         """Whether the engine has served: from then on it is loading only while its core is restarted."""
         self._at = 0.0
         """Time of the newest state."""
+        self._silence_s = math.inf
+        """Seconds since the newest state in which this process ran: one that was stopped reads its answers first."""
         self._look: asyncio.Future[None] | None = None
         """The look that probes wait for."""
 
     @property
     def silent(self) -> bool:
         """Whether the core has not answered for `SILENT_S`."""
-        return time.monotonic() - self._at > SILENT_S
+        return self._silence_s > SILENT_S
 
     async def watch(self) -> None:
         """Look until this is cancelled."""
+        counting = asyncio.ensure_future(self._count_silence())
         try:
             while True:
                 # The core answers a question that waits as soon as it has loaded. So one always waits meanwhile.
@@ -50,8 +56,15 @@ class EngineState:
                 await asyncio.sleep(STATE_S)
                 await self._take(0)
         finally:
+            counting.cancel()
             if self._look is not None:
                 self._look.cancel()
+
+    async def _count_silence(self) -> None:
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(TICK_S)
+            self._silence_s += min(time.monotonic() - begun, 2 * TICK_S)
 
     async def look(self) -> None:
         """Have a state that is at most `FRESH_S` old, if the core answers in time. Probes share one question."""
@@ -65,5 +78,6 @@ class EngineState:
     async def _take(self, wait_ms: int) -> None:
         self.newest = await self._ask(wait_ms)
         self._at = time.monotonic()
+        self._silence_s = 0.0
         self.served = self.served or self.newest.state == "serving"
         self._on_state(self.newest)
