@@ -195,15 +195,18 @@ def stacks_command(common: Common, stage: int | None, core: bool) -> None:
 def explain_command(common: Common) -> int:
     """Print each fault with its cause.
 
-    Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none. If the gateway
+    Exit code 10: there is a fault, or one that healed itself within the last 5 s; 0: there is none. Without one, it
+    names the load: requests that wait, the users they are of, and calls that are refused. If the gateway
     does not answer, its host does: from /proc and the rings. An engine that has ended is explained by its kept files:
     why it ended, and the consequences; 0 if it was stopped on request.
     """
     from ppengine.protocol.discovery import EndedEngine
+    from ppengine.protocol.snapshot import is_beside
 
     from ppconsole.cli.render import explain_lines
     from ppconsole.model.endings import incident_words
     from ppconsole.model.facts import root_verdicts, unseen_stages
+    from ppconsole.model.pressure import pressure_lines
     from ppconsole.model.safe import clean
 
     found = find_any(common.engine)
@@ -216,13 +219,17 @@ def explain_command(common: Common) -> int:
         if error.exit_code != exits.TIMEOUT or found.remote:
             raise
         return _explain_host(found, str(error).partition(SEE_WHY)[0], common.json)
-    engine = snapshot.engine
-    faulty = bool(root_verdicts(snapshot)) or engine.state == "degraded"
+    engine, roots = snapshot.engine, root_verdicts(snapshot)
+    faulty = bool(roots) or engine.state == "degraded"
+    option = f"-e {found.id} " if common.engine else ""
+    # A fault of a stage makes all requests wait; one of a process beside the stages does not.
+    load = pressure_lines(snapshot, option) if all(is_beside(each.cause, each.stage) for each in roots) else []
     if common.json:
-        causes = {"verdicts": snapshot.verdicts, "waits": snapshot.waits, "incident": snapshot.incident}
+        causes: dict[str, object] = {"verdicts": snapshot.verdicts, "waits": snapshot.waits}
+        causes |= {"incident": snapshot.incident, "pressure": load}
         print_json({"fault": faulty, "engine_state": engine.state, **causes})
     elif snapshot.verdicts:
-        click.echo("\n".join(explain_lines(snapshot)))
+        click.echo("\n".join([*explain_lines(snapshot), *(f"  {line}" for line in load)]))
     elif faulty:
         click.echo(f"{engine.state} and no verdict: {clean(engine.message) or 'no reason is given'}")
     else:
@@ -230,9 +237,10 @@ def explain_command(common: Common) -> int:
         click.echo(f"no fault: {engine.state}, step {engine.step}, {snapshot.requests_total} requests{message}")
         if unseen := unseen_stages(snapshot):
             click.echo(f"  but no samples of {unseen}; the agent may hang (ppconsole logs)")
+        for line in load:
+            click.echo(f"  {line}")
         if (last := snapshot.incident) is not None:
-            named = f"-e {found.id} " if common.engine else ""
-            words = f"{incident_words(last, time.time())}: ppconsole {named}incidents {last.number}"
+            words = f"{incident_words(last, time.time())}: ppconsole {option}incidents {last.number}"
             click.echo(f"  last fault {words}")
     return exits.FAULT_FOUND if faulty else exits.DONE
 

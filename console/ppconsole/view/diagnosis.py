@@ -9,6 +9,7 @@ from ppengine.protocol.place import Place
 from ppengine.protocol.snapshot import IncidentInfo, Snapshot, Verdict, is_beside
 
 from ppconsole.model.facts import evidence_lines, headline, root_verdict
+from ppconsole.model.pressure import pressure_lines
 from ppconsole.model.ranks import place_of, words
 from ppconsole.model.safe import clean
 from ppconsole.model.suggestion import Suggestion, suggestion
@@ -116,9 +117,9 @@ def _verdict(snapshot: Snapshot, known: Known, verdict: Verdict | None, width: i
         state, message = snapshot.engine.state, clean(snapshot.engine.message)
         text = message if message.startswith(state) else f"{state}{f', {message}' if message else ''}"
         found_none = "no fault found by then" if old else "no fault found"
-        return [row((f"  {found_none}", good), (f": {text}", good if old else ""))]
-    now = root_verdict(snapshot)
-    found = []
+        found = [row((f"  {found_none}", good), (f": {text}", good if old else ""))]
+        return found + [row((f"  {part}", "")) for line in pressure_lines(snapshot) for part in wrap(line, width - 4)]
+    now, found = root_verdict(snapshot), []
     if now is None:
         over = _healed_at(snapshot, known.fault)
         text = f"  no fault {'by then' if old else 'now'}; this one was healed{f' at {_clock(over)}' if over else ''}"
