@@ -176,7 +176,7 @@ def test_each_title_has_a_legend(width: int) -> None:
 @pytest.mark.parametrize("width", [20, 80, 200])
 def test_without_clients_a_line_says_how_to_get_some(width: int) -> None:
     (shown,) = texts([], width)
-    assert width_of(shown) <= width and (width < 40 or shown == "  no HTTP clients: serve PROFILE --http")
+    assert width_of(shown) <= width and (width < 40 or shown == f"  {clients_page.NO_CLIENTS}")
 
 
 @pytest.mark.parametrize("size", SIZES)

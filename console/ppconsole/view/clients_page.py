@@ -26,7 +26,7 @@ from ppconsole.view.cells import (
     wrap,
 )
 
-NO_CLIENTS = "no HTTP clients: serve PROFILE --http"
+NO_CLIENTS = "no HTTP clients: serve PROFILE --http, or no HTTP process reports now"
 _NOTHING = figures.NOTHING
 _INDENT = 1
 COLUMNS = (
