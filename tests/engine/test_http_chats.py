@@ -136,7 +136,7 @@ async def test_each_choice_that_ends_at_a_stop_text_ends_in_the_core() -> None:
         ({"tools": [TOOL, TOOL]}, "tools", "two functions weather"),
         ({"tools": [{"type": "web_search"}]}, "tools", "runs no tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "'a b'"),
-        ({"tools": 5}, "tools", "array"),
+        ({"tools": 5}, "tools", "it must be a list or null"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}],
           "tool_choice": "required"}, "tools", "the type 'array'"),
     ],

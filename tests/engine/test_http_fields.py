@@ -310,3 +310,28 @@ def test_a_port_whose_old_connections_the_kernel_keeps_is_free() -> None:
     with socket.socket() as plain, pytest.raises(OSError, match="in use"):
         plain.bind(("127.0.0.1", port))
     http_port.reserve(parse_http(f"127.0.0.1:{port}")).close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "text"),
+    [
+        (ChatRequest, {"prompt": "x", "messages": []}, "unknown field prompt; it is one of /v1/completions"),
+        (CompletionRequest, {"messages": []}, "unknown field messages; it is one of /v1/chat/completions"),
+        (
+            CompletionRequest,
+            {"extra_body": {}},
+            "unknown field extra_body; its fields are written beside the others; op",
+        ),
+        (CompletionRequest, {"max_token": 1}, "unknown field max_token; did you mean max_tokens?"),
+        (CompletionRequest, {"quux": 1}, "unknown field quux"),
+        (CompletionRequest, {"logprobs": True}, "logprobs is a boolean; it must be a whole number or null"),
+        (CompletionRequest, {"max_tokens": "5"}, "max_tokens is a text; it must be a whole number or null"),
+        (ChatRequest, {"messages": "Hi"}, "messages is a text; it must be a list"),
+        (ChatRequest, {"messages": ["Hi"]}, "messages[0] is a text; it must be an object"),
+        (CompletionRequest, {}, "Object missing required field `prompt`"),
+    ],
+)
+def test_a_wrong_field_is_answered_with_its_place_and_kind(kind: Any, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        decode(json.dumps({"prompt": "x", **fields} if kind is CompletionRequest and fields else fields).encode(), kind)
+    assert str(caught.value).startswith(text)

@@ -61,7 +61,7 @@ class Paths:
         if handler is None:
             return self._unknown(request, path[:80])
         if request.method not in (methods := _METHODS[method]):
-            text = f"{request.method} {path[:80]}: Method Not Allowed"
+            text = f"{request.method} {path[:80]}: Method Not Allowed; use {method}"
             response = _refusal(request, ApiError(405, "invalid_request_error", text))
             response.headers["allow"] = ", ".join(methods)
             return response

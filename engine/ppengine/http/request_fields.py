@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -168,7 +169,32 @@ def decode(body: bytes, kind: type[T]) -> T:
         _, _, place = str(error).partition("`$.")
         if not place:
             _, _, place = str(error).partition("missing required field `")
-        raise invalid(str(error), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
+        raise invalid(_plain(str(error)), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
+
+
+def _plain(text: str) -> str:
+    """Return an error about a value as its field, with its kind and the kinds that would be right."""
+    found = _KINDS.fullmatch(text)
+    return f"{found[3]} is {_words(found[2])}; it must be {_words(found[1])}" if found else text
+
+
+def _words(kinds: str) -> str:
+    return " or ".join(_NAMES.get(kind, kind) for kind in kinds.split(" | "))
+
+
+_KINDS = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`")
+_NAMES = {
+    "array": "a list", "bool": "a boolean", "float": "a number", "int": "a whole number", "object": "an object",
+    "str": "a text",
+}  # fmt: skip
+"""Kinds of JSON by the words of msgspec."""
+_PLACES = {
+    "extra_body": "its fields are written beside the others; openai-python does so",
+    "input": "it is one of /v1/responses",
+    "messages": "it is one of /v1/chat/completions",
+    "prompt": "it is one of /v1/completions",
+}
+"""Right places of fields that are often in a wrong one."""
 
 
 def _check_structure(body: bytes) -> None:
@@ -198,7 +224,8 @@ def _check_unknown(name: str, value: object, kind: type[Body]) -> None:
         text = f"{name} is {shown[:60]}; this server does not have it and takes {' or '.join(accepted)}"
         raise ApiError(400, "invalid_request_error", text, param=name, code="unsupported_parameter")
     near = difflib.get_close_matches(name[:80], kind.__struct_fields__, n=1)
+    hint = f"did you mean {near[0]}?" if near else _PLACES.get(name, "")
     raise ApiError(
-        400, "invalid_request_error", f"unknown field {name[:80]}{f'; did you mean {near[0]}?' if near else ''}",
+        400, "invalid_request_error", f"unknown field {name[:80]}{f'; {hint}' if hint else ''}",
         param=name[:80], code="unknown_parameter",
     )  # fmt: skip
