@@ -251,6 +251,30 @@ def test_events_past_and_followed(cli: Cli, fake: FakeGateway) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("words", [["watch", "--json"], ["events", "-f"], ["watch", "--thresholds"]])
+def test_a_follower_says_that_it_waits_for_a_successor(
+    cli: Cli, fake: FakeGateway, folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    settings = folder / "config" / "ppconsole"
+    settings.mkdir(mode=0o700, parents=True)
+    (settings / "config.toml").write_text('[on_incident]\ncommand = ["true"]\n')
+    monkeypatch.setitem(cli.env, "XDG_CONFIG_HOME", str(settings.parent))
+    process = cli.process(*words)
+    until(lambda: fake.hellos != [] or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    discovery.keep_record(fake.record)
+    kept_files.write_end(fake.id, EngineEnd(wall=time.time(), reason="stopped by ann", clean=True))
+    fake.stop()
+    limit = threading.Timer(60, process.kill)
+    limit.start()
+    assert process.stderr is not None
+    line = next((line for line in process.stderr if "ended" in line), "")
+    limit.cancel()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert line.startswith("ended ") and line.endswith(": stopped by ann; waiting for an engine of its name\n")
+
+
 def test_a_reader_that_leaves_is_no_error(cli: Cli, fake: FakeGateway) -> None:
     process = cli.process("watch", "--json", "--interval", "0.02")
     assert process.stdout is not None

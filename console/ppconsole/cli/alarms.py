@@ -11,7 +11,7 @@ import click
 
 from ppconsole.cli import exits
 from ppconsole.cli.options import Common
-from ppconsole.cli.session import attached, print_json, say
+from ppconsole.cli.session import WAITS, attached, print_json, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -55,7 +55,7 @@ async def watch_thresholds(common: Common, count: int | None) -> None:
             for alarm in watches.look(update):
                 show(alarm, update.engine.id)
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
-            say(f"{update.state}: {update.text}")
+            say(f"{update.text}{WAITS}" if update.state == "ended" else f"{update.state}: {update.text}")
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

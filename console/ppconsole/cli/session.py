@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ppconsole.link.engine_link import EngineLink
 
 ATTACH_S = 10.0
+WAITS = "; waiting for an engine of its name"
+"""Behind the end of an engine, from a command that goes on."""
 SEE_WHY = "; to see why: "
 """Before the command that asks the host of an engine which does not answer."""
 _UNSAFE = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")

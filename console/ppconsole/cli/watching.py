@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ppconsole.cli.options import SECONDS, Common, common_options, filter_option
-from ppconsole.cli.session import attached, one_snapshot, opened, print_json, run, say
+from ppconsole.cli.session import WAITS, attached, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -48,7 +48,8 @@ def status_command(common: Common, requests: int, wanted: str) -> None:
 def watch_command(common: Common, interval: float, count: int | None, thresholds: bool, wanted: str) -> None:
     """Print the status again and again.
 
-    Goes on over a lost link. --json prints one snapshot, or alarm, a line.
+    Goes on over a lost link, and waits for a successor of the same name if the engine has ended. --json prints one
+    snapshot, or alarm, a line.
     """
     if thresholds:
         from ppconsole.cli.alarms import watch_thresholds
@@ -88,7 +89,7 @@ async def _watch(common: Common, interval: float, count: int | None, choose: Cal
             newest = choose(update)
             arrived.set()
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
-            say(update.text if update.state == "ended" else f"{update.state}: {update.text}")
+            say(f"{update.text}{WAITS}" if update.state == "ended" else f"{update.state}: {update.text}")
 
     clear = sys.stdout.isatty() and not common.json
     async with attached(common, take, slow=interval >= 1):
@@ -121,7 +122,8 @@ async def _watch(common: Common, interval: float, count: int | None, choose: Cal
 def events_command(common: Common, follow: bool, last: int, level: Level) -> None:
     """Print what happened, in order.
 
-    An engine that has ended has those of its last hour. --json prints one event a line.
+    An engine that has ended has those of its last hour. -f waits for a successor of the same name if it ends. --json
+    prints one event a line.
     """
     run(lambda: _events(common, follow, last, level))
 
@@ -142,7 +144,7 @@ async def _events(common: Common, follow: bool, last: int, level: Level) -> None
             events.put_nowait(update)
         elif isinstance(update, LinkState) and update.state == "ended":
             if follow:  # otherwise it has ended before, and the first line says so
-                say(update.text)
+                say(f"{update.text}{WAITS}")
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
             say(f"{update.state}: {update.text}")
 
