@@ -94,11 +94,16 @@ def test_refused_calls_are_named_while_they_come() -> None:
     bob = ClientInfo(key="bob", refused_total=4, key_limit=KeyLimit(concurrent=2), **calls)
     eve = ClientInfo(key="eve", refused_total=4, **calls)
     past = msgspec.structs.replace(eve, key="past", requests_s=0.0)
-    lines = pressure_lines(msgspec.structs.replace(picture([]), clients=[storm, ann, bob, eve, past]))
+    seen = [storm, ann, bob, eve, past]
+    lines = pressure_lines(msgspec.structs.replace(picture([]), clients=seen))
     assert lines == [
         "5 calls a second to /v1/completions have no known API key; their answer is 401",
         "4 answers 429 or 503 to ann on /v1/completions since the start; limit 8; end it: ppconsole limit ann off",
         "4 answers 429 or 503 to bob on /v1/completions since the start; limit in the file of keys",
+    ]
+    full = pressure_lines(msgspec.structs.replace(picture(waiting(2, "bob")), clients=seen))
+    assert full[1:] == [
+        *lines,
         "4 answers 429 or 503 to eve on /v1/completions since the start; the key has no limit",
     ]
 

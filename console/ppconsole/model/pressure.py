@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ppengine.protocol.clients import limits_text
+from ppengine.protocol.clients import ClientInfo, limits_text
 from ppengine.protocol.snapshot import Queues, RequestInfo, Snapshot
 
 from ppconsole.model.safe import clean
@@ -98,14 +98,22 @@ def _masks(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _refusals(snapshot: Snapshot) -> Iterator[str]:
+    """Yield calls that are refused, while some come. Without a limit they may be long past, unless requests wait."""
+    waits = _waits(snapshot.queues) > 0
     for each in snapshot.clients:
         rate = each.requests_s or 0.0
         if each.key == _NO_KEY and rate >= _STORM_S:
             yield f"{rate:.0f} calls a second to {each.route} have no known API key; their answer is 401"
         elif each.key != _NO_KEY and each.refused_total and rate > 0:
-            limits = [limits_text(each.most_open, each.per_minute, draining=each.draining)]
-            limits += ["in the file of keys"] if each.key_limit is not None else []
-            rule = " and ".join(filter(None, limits))
-            ends = f"; end it: ppconsole limit {each.key} off" if limits[0] and _plain(each.key) else ""
-            why = f"limit {rule}{ends}" if rule else "the key has no limit"
-            yield f"{each.refused_total} answers 429 or 503 to {each.key} on {each.route} since the start; {why}"
+            rule = _rule(each)
+            if rule or waits:
+                why = rule or "the key has no limit"
+                yield f"{each.refused_total} answers 429 or 503 to {each.key} on {each.route} since the start; {why}"
+
+
+def _rule(client: ClientInfo) -> str:
+    """Return the limits of a key, and the command that ends them; empty: it has none."""
+    limit = limits_text(client.most_open, client.per_minute, draining=client.draining)
+    rule = " and ".join(filter(None, [limit, "" if client.key_limit is None else "in the file of keys"]))
+    ends = f"; end it: ppconsole limit {client.key} off" if limit and _plain(client.key) else ""
+    return f"limit {rule}{ends}" if rule else ""
