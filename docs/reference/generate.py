@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 import msgspec
-from ppconsole.cli import exits, ppconsole
+from ppconsole.cli import exits, ppconsole, vllm_flags
 from ppconsole.cli.environment import VARIABLES
 from ppconsole.model.thresholds import AlarmConfig, OnIncident, Threshold
 from ppengine.common.config import Profile
@@ -59,7 +59,15 @@ def cli_page() -> str:
         parts += [f"## `{name}`", f"```\n{text}\n```"]
         if isinstance(command, click.Group):
             parts += [part for word in command.list_commands(context) for part in _inner(command, word, context)]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, _vllm_flags()])
+
+
+def _vllm_flags() -> str:
+    """Return the flags of `vllm serve` with their counterparts, one a row."""
+    flags = sorted({*vllm_flags.KEYS, *vllm_flags.OTHERS})
+    rows = [[f"`{flag}`", vllm_flags.counterpart(flag)] for flag in flags if flag.startswith("--")]
+    head = "## Flags of `vllm serve`\n\n`ppconsole serve` refuses them with these words.\n\n"
+    return head + _table(("flag", "in `ppconsole serve`"), rows)
 
 
 def _inner(group: click.Group, name: str, parent: click.Context) -> list[str]:
