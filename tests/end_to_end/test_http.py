@@ -390,7 +390,7 @@ BAD: list[tuple[bytes | dict[str, Any], int, str | None, str]] = [
     (b'{"prompt": ' + b"[" * 100_000 + b"}", 400, None, "no JSON"),
     ({"prompt": "x", "tempreature": 1}, 400, "tempreature", "did you mean temperature?"),
     ({"prompt": "x", "temperature": -1}, 400, "temperature", "0 (greedy) to 100"),
-    ({"prompt": "x", "temperature": "hot"}, 400, "temperature", "float"),
+    ({"prompt": "x", "temperature": "hot"}, 400, "temperature", "it must be a number or null"),
     ({"prompt": "x", "n": 0}, 400, "n", "1 to 64"),
     ({"prompt": "x", "best_of": 5}, 400, "best_of", "it must be n (1)"),
     ({"prompt": "x", "logit_bias": {"7": 1000}}, 400, "logit_bias", "-100 to 100"),
