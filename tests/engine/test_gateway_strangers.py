@@ -101,6 +101,8 @@ def test_a_key_that_is_revoked_while_connected_has_no_verb_and_no_question(share
     with client(shared, pair) as console:
         assert console.hello().role == "admin"
         core_reports(shared, console)
+        console.bulk.send_multipart(message(config, QUESTIONS[2])[:1])
+        assert console.hear(console.bulk).code == "PROTOCOL", "this connection has been let in as well"
         revoke(keys_dir() / "allowed", "gone")
         for name in ROWS:
             answer = console.ask(console.command(VERBS[name], f"late-{name}"))
