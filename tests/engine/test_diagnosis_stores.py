@@ -172,7 +172,9 @@ class World:
     def __init__(self, ranks: int = 1) -> None:
         self.history, self.ns = TierHistory(ranks), 10**9
         self.store = StoreInfo(stage=0, rank=0, pid=70, age_ms=300.0)
-        self.backend = BackendInfo(name="a", kind="files", url="", write="reused", quota_bytes=100, used_bytes=99)
+        self.backend = BackendInfo(
+            name="a", kind="files", url="", write="reused", state="open", quota_bytes=100, used_bytes=99
+        )
         self.processes = [ProcessInfo(role="store0", stage=None, rank=None, pid=70)]
 
     def look(self, after_s: float = 0.0) -> TierEvidence:
@@ -219,6 +221,21 @@ def test_counts_before_the_first_look_are_no_news() -> None:
     assert world.look(3.0).backends[0].corrupt_ago_s == 3.0
     world.backend.corrupt_total = 1
     assert world.look(1.0).backends[0].corrupt_ago_s is None, "another core counts again"
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_counts_that_stores_bring_to_another_core_are_no_news(known: bool) -> None:
+    """The core before it may be `known`, or have had no figures for a moment."""
+    world = World()
+    if known:
+        world.backend.corrupt_total = 13
+        world.look()
+    for state, total in (("unknown", 0), ("opening", 0), ("opening", 8), ("open", 13)):
+        world.backend.state, world.backend.corrupt_total = state, total
+        found = world.look(0.5).backends[0]
+        assert (found.corrupt_new, found.corrupt_ago_s) == (0, None)
+    world.backend.corrupt_total = 14
+    assert world.look(0.5).backends[0].corrupt_ago_s == 0.0
 
 
 def test_a_backend_churns_while_a_minute_brings_no_hit() -> None:

@@ -24,6 +24,8 @@ class _BackendHistory:
     def __init__(self) -> None:
         self._totals: deque[tuple[int, _Totals]] = deque()
         self._last: _Totals | None = None
+        self._comes = False
+        """Whether stores have still to report to a new core. Its totals grow by theirs, which is no news."""
         self._broken_ns: int | None = None
         self._corrupt_ns: int | None = None
         self._failed_ns: int | None = None
@@ -37,12 +39,15 @@ class _BackendHistory:
         self._broken_ns = (self._broken_ns or now_ns) if broken else None
         totals = info.corrupt_total, info.evicted_total, info.hit_tokens_total, info.errors_total
         self._error = info.error or self._error
-        if self._last is None or any(now < before for now, before in zip(totals, self._last, strict=True)):
-            self._totals.clear()  # Totals of another core.
+        last = self._last
+        comes = self._comes or last is None or any(map(int.__lt__, totals, last))
+        self._comes = comes and info.state in ("opening", "unknown")
+        if comes or last is None:
+            self._totals.clear()
             self._corrupt_ns = self._failed_ns = None
         else:
-            self._corrupt_ns = now_ns if totals[0] > self._last[0] else self._corrupt_ns
-            self._failed_ns = now_ns if totals[3] > self._last[3] else self._failed_ns
+            self._corrupt_ns = now_ns if totals[0] > last[0] else self._corrupt_ns
+            self._failed_ns = now_ns if totals[3] > last[3] else self._failed_ns
         self._last = totals
         if not self._totals or now_ns - self._totals[-1][0] >= _LOOK_NS:
             self._totals.append((now_ns, totals))
