@@ -45,7 +45,7 @@ def test_a_grammar_is_compiled_once_for_all_questions_that_wait_for_it(
     while process._compiled.empty():
         assert time.monotonic() < end, "it is not compiled"
         time.sleep(0.001)
-    process._take_compiled(1)
+    process._take_compiled()
     assert sorted(number for message in sent for number in message.numbers) == [1, 2, 3, 4]
     failed = {number for message in sent for number in message.errors}
     assert failed == ({1, 2, 3, 4} if grammar is BAD else set())

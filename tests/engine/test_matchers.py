@@ -15,6 +15,7 @@ from grammar_world import EOS, MODEL, TOKENIZER, allowed
 from hypothesis import HealthCheck, given, settings
 from llguidance import LLInterpreter, LLTokenizer, grammar_from
 from ppengine.grammar import matchers as matchers_module
+from ppengine.grammar.first_masks import some_tokens
 from ppengine.grammar.matchers import FIRST_MOST, SLICES, GrammarError, Matchers
 from ppengine.protocol.grammar_messages import Question
 from ppengine.protocol.structured_outputs import Grammar
@@ -88,7 +89,7 @@ def compiled(matchers: Matchers, grammar: Grammar) -> bool:
         matchers.keep(grammar, matchers.compile(grammar))
     except GrammarError:
         return False
-    return True
+    return not matchers.answers([Question(1, 0, grammar, [], [])]).errors
 
 
 class Output:
@@ -107,10 +108,14 @@ class Output:
 
 
 @SETTINGS
-@given(tokens=st.lists(st.integers(0, 199), max_size=6), eos=st.lists(st.integers(0, 199), max_size=3))
-def test_some_token_is_the_last_that_does_not_end_the_text(tokens: list[int], eos: list[int]) -> None:
-    mask = np.frombuffer(sum(1 << token for token in set(tokens)).to_bytes(28, "little"), "<u4")
-    assert matchers_module._some_token(mask, eos) == max(set(tokens) - set(eos), default=None)
+@given(
+    tokens=st.lists(st.lists(st.integers(0, 199), max_size=6), min_size=1),
+    eos=st.lists(st.integers(0, 199), max_size=3),
+)
+def test_some_token_is_the_last_that_does_not_end_the_text(tokens: list[list[int]], eos: list[int]) -> None:
+    rows = [sum(1 << token for token in set(row)).to_bytes(28, "little") for row in tokens]
+    masks = np.frombuffer(b"".join(rows), "<i4").reshape(len(rows), 7)
+    assert some_tokens(masks, eos) == [max(set(row) - set(eos), default=None) for row in tokens]
 
 
 @SETTINGS
@@ -268,8 +273,31 @@ def test_a_grammar_keeps_few_masks(matchers: Matchers, computed: list[int]) -> N
 
 @pytest.mark.parametrize("text", ['start: "r" a\na: a a\n', "start: a\na: a a\n"])
 def test_a_grammar_without_an_end_is_refused_in_plain_words(matchers: Matchers, text: str) -> None:
-    with pytest.raises(GrammarError, match=r"^no token may follow$"):
-        matchers.compile(Grammar("lark", text))
+    grammar = Grammar("lark", text)
+    matchers.keep(grammar, matchers.compile(grammar))
+    asked = [Question(number, 0, grammar, [], []) for number in (1, 2)]
+    for _ in range(2):
+        answer = matchers.answers(asked)
+        assert answer.errors == dict.fromkeys((1, 2), "no token may follow") and answer.places == [-1, -1]
+
+
+def test_first_masks_of_many_grammars_are_those_of_each_alone(matchers: Matchers) -> None:
+    """Some have no first token, or none behind it, and the others are not moved."""
+    grammars = [
+        Grammar("regex", "[a-d]{3}"), Grammar("lark", "start: a\na: a a\n"), Grammar("json", '{"const": 7}'),
+        Grammar("lark", 'start: "q" a\na: a a\n'), Grammar("regex", "x"), Grammar("regex", "[a-d]{3}"),
+    ]  # fmt: skip
+    for grammar in dict.fromkeys(grammars):
+        matchers.keep(grammar, matchers.compile(grammar))
+    answers = matchers.answers([Question(number, 0, grammar, [], []) for number, grammar in enumerate(grammars)])
+    assert answers.errors == dict.fromkeys((1, 3), "no token may follow")
+    masks = dict(zip(answers.numbers, answers.places, strict=True))
+    assert masks[1] == masks[3] == -1
+    for number in (0, 2, 4, 5):
+        alone = np.frombuffer(matchers.compile(grammars[number]).compute_bitmask(), "<i4")
+        assert allowed(answers.masks[masks[number]]) == [
+            token for token in range(2048) if alone[token // 32] >> token % 32 & 1
+        ]
 
 
 def test_an_output_that_cannot_go_on_has_the_reason(matchers: Matchers) -> None:

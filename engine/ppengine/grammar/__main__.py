@@ -7,16 +7,17 @@ import logging
 import os
 import resource
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 
 import zmq
+from llguidance import LLMatcher
 
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.begin_process import begin
 from ppengine.common.system_memory import keep_freed_memory
-from ppengine.grammar.matchers import Compiled, GrammarError, Matchers
+from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
 from ppengine.protocol.structured_outputs import Grammar
@@ -64,12 +65,16 @@ class Process:
     def __init__(self, matchers: Matchers, socket: zmq.Socket[bytes], compilers: int) -> None:
         self._matchers, self._socket = matchers, socket
         self._codec = Codec(ToGrammars)
-        self._pool = ThreadPoolExecutor(compilers)
-        self._compiled: SimpleQueue[tuple[Grammar, Compiled | GrammarError]] = SimpleQueue()
+        self._grammars: SimpleQueue[Grammar] = SimpleQueue()
+        """Those that wait for a thread. An executor's future costs a tenth of a compile, with Python's lock held."""
+        self._compiled: SimpleQueue[tuple[Grammar, LLMatcher | GrammarError]] = SimpleQueue()
         self._waiting: dict[Grammar, list[Question]] = {}
         """Questions by the grammar that is compiled for them."""
         # A socket belongs to one thread, so the others wake this one by a pipe.
         self._wake_read, self._wake = os.pipe()
+        self._woken = False
+        for _ in range(compilers):
+            threading.Thread(target=self._compile, daemon=True).start()
 
     def run(self) -> None:
         """Serve until the lifeline closes."""
@@ -81,7 +86,8 @@ class Process:
         while True:
             for source, _ in poller.poll():
                 if source == self._wake_read:
-                    self._take_compiled(len(os.read(self._wake_read, 4096)))
+                    os.read(self._wake_read, 4096)
+                    self._take_compiled()
                 else:
                     self._take(self._codec.decode(self._socket.recv()))
 
@@ -98,36 +104,41 @@ class Process:
                 waiting.append(question)
             else:
                 self._waiting[question.grammar] = [question]
-                self._pool.submit(self._compile, question.grammar)
+                self._grammars.put(question.grammar)
         self._answer(known)
 
-    def _compile(self, grammar: Grammar) -> None:
-        """Compile a grammar, on a thread of the pool."""
-        result: Compiled | GrammarError
-        try:
-            result = self._matchers.compile(grammar)
-        except GrammarError as error:
-            result = error
-        self._compiled.put((grammar, result))
-        os.write(self._wake, b"x")
+    def _compile(self) -> None:
+        """Compile one grammar after another, on a thread of its own."""
+        while True:
+            grammar = self._grammars.get()
+            result: LLMatcher | GrammarError
+            try:
+                result = self._matchers.compile(grammar)
+            except GrammarError as error:
+                result = error
+            self._compiled.put((grammar, result))
+            # Behind a system call a thread may wait for Python's lock, 5 ms at most: one of them writes.
+            if not self._woken:
+                self._woken = True
+                os.write(self._wake, b"x")
 
-    def _take_compiled(self, count: int) -> None:
-        good: list[Question] = []
-        bad = Answers([], [])
-        for _ in range(count):
-            grammar, result = self._compiled.get()
-            questions = self._waiting.pop(grammar)
-            if isinstance(result, GrammarError):
-                numbers = [question.number for question in questions]
-                bad.numbers += numbers
-                bad.places += [-1] * len(numbers)
-                bad.errors |= dict.fromkeys(numbers, str(result) or "it is not valid")
-                continue
-            self._matchers.keep(grammar, result)
-            good += questions
-        if bad.numbers:
-            self._send(bad)
-        self._answer(good)
+    def _take_compiled(self) -> None:
+        self._woken = False  # Before the look: a thread that is done behind it writes once more.
+        while not self._compiled.empty():
+            good: list[Question] = []
+            while len(good) < ROWS_MOST and not self._compiled.empty():
+                grammar, result = self._compiled.get()
+                questions = self._waiting.pop(grammar)
+                if isinstance(result, GrammarError):
+                    self._refuse(questions, str(result) or "it is not valid")
+                else:
+                    self._matchers.keep(grammar, result)
+                    good += questions
+            self._answer(good)
+
+    def _refuse(self, questions: list[Question], reason: str) -> None:
+        numbers = [question.number for question in questions]
+        self._send(Answers(numbers, [-1] * len(numbers), errors=dict.fromkeys(numbers, reason)))
 
     def _answer(self, questions: list[Question]) -> None:
         for first in range(0, len(questions), ROWS_MOST):

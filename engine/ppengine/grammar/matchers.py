@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from ppengine.common.one_line import one_line
+from ppengine.grammar.first_masks import DEAD_END, error_of, first_masks
 from ppengine.grammar.mask_folding import Bytes, fold
 from ppengine.protocol.grammar_messages import Answers, Question
 from ppengine.protocol.structured_outputs import Grammar
@@ -32,7 +34,6 @@ FREE_SHARE = 64
 """A choice is free if its mask allows more than one token in 64. Such a mask is often slow."""
 FIRST_MOST, FIRST_BEHIND = 16, 64
 """Masks of first free choices that are kept with a grammar, 16 kB each with 128k tokens; tokens in front of one."""
-_DEAD_END = "no token may follow"
 LIMITS, REGEX_LIMITS = (
     LLParserLimits(
         initial_lexer_fuel=fuel, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
@@ -50,21 +51,22 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; one line."""
 
 
-class Compiled(NamedTuple):
+@dataclass(slots=True)
+class _Compiled:
     """A grammar that is compiled."""
 
     matcher: LLMatcher
     """At the beginning of a text."""
-    start: Bytes
-    """Mask of the first token."""
-    first: dict[tuple[int, ...], NDArray[np.int32]]
+    start: Bytes | str | None = None
+    """Mask of the first token, or why there is none; None until it is asked for."""
+    first: dict[tuple[int, ...], NDArray[np.int32]] = field(default_factory=dict)
     """Masks of first free choices by the tokens in front of them."""
 
 
 class _Beginning(NamedTuple):
     """The grammar and all tokens of an output that has had no free choice. Outputs that share both share a mask."""
 
-    compiled: Compiled
+    compiled: _Compiled
     tokens: list[int]
 
 
@@ -85,35 +87,24 @@ class Matchers:
         self._tokenizer = LLTokenizer(file, n_vocab=vocabulary, eos_token=eos, slices=SLICES)
         self._vocabulary, self._eos = vocabulary, eos
         self._executor = LLExecutor(threads)
-        self._grammars: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._grammars: OrderedDict[Grammar, _Compiled] = OrderedDict()
         self._matchers: dict[int, LLMatcher] = {}
         self._beginnings: dict[int, _Beginning] = {}
 
-    def compile(self, grammar: Grammar) -> Compiled:
-        """Compile a grammar; any thread may call it. Raises GrammarError."""
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """Return the matcher of a grammar at the beginning of a text; any thread may call it. Raises GrammarError."""
         try:
             limits = REGEX_LIMITS if grammar.kind == "regex" else LIMITS
             matcher = LLMatcher(self._tokenizer, _lark_or_schema(grammar), log_level=0, limits=limits)
         except (ValueError, RecursionError) as error:
             raise GrammarError(one_line(str(error))) from None
-        # The first mask makes most states of the lexer, for all outputs of this grammar.
-        if fault := _error_of(matcher):
+        if fault := error_of(matcher):
             raise GrammarError(fault)
-        # Some limits end a grammar behind its first token alone.
-        mask, second = matcher.compute_bitmask(), matcher.deep_copy()
-        words = np.frombuffer(mask, "<i4")[: -(-self._vocabulary // 32)]
-        if fault := _error_of(matcher) or ("" if words.any() else _DEAD_END):
-            raise GrammarError(fault)
-        if (token := _some_token(words.view("<u4"), self._eos)) is not None:
-            second.consume_token(token)
-            second.compute_bitmask()
-            if fault := _error_of(second):
-                raise GrammarError(fault)
-        return Compiled(matcher, fold(words[None])[1][0], {})
+        return matcher
 
-    def keep(self, grammar: Grammar, compiled: Compiled) -> None:
+    def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         """Keep a compiled grammar."""
-        self._grammars[grammar] = compiled
+        self._grammars[grammar] = _Compiled(matcher)
         if len(self._grammars) > KEPT_MOST:
             self._grammars.popitem(last=False)
 
@@ -124,12 +115,9 @@ class Matchers:
     def answers(self, questions: list[Question]) -> Answers:
         """Return masks: of outputs, behind tokens that must follow, and first ones. All grammars are compiled."""
         message, distinct = Answers([], []), dict[Bytes, int]()
-        outputs: list[_Output] = []
-        for question in questions:
-            if question.matcher:
-                outputs.append(self._advanced(question))
-            else:
-                self._answer_first(question, message, distinct)
+        if firsts := [question for question in questions if not question.matcher]:
+            self._answer_firsts(firsts, message, distinct)
+        outputs = [self._advanced(question) for question in questions if question.matcher]
         if outputs:
             masks: NDArray[np.int32] = allocate_token_bitmask(len(outputs), self._vocabulary)
             self._fill(outputs, masks)
@@ -193,12 +181,25 @@ class Matchers:
             beginning.tokens.extend([*question.tokens, *forced])
         return _Output(question, matcher, forced, beginning)
 
-    def _answer_first(self, question: Question, message: Answers, distinct: dict[Bytes, int]) -> None:
-        """Add the first mask of a grammar to a message, as the thread that compiled it has made it."""
-        assert question.grammar is not None, "a question without a matcher is about a grammar"
-        self._grammars.move_to_end(question.grammar)
-        message.numbers.append(question.number)
-        message.places.append(distinct.setdefault(self._grammars[question.grammar].start, len(distinct)))
+    def _answer_firsts(self, questions: list[Question], message: Answers, distinct: dict[Bytes, int]) -> None:
+        """Add the first masks of grammars to a message; they are made where they were not asked for before."""
+        wanted: list[tuple[int, _Compiled]] = []
+        for question in questions:
+            assert question.grammar is not None, "a question without a matcher is about a grammar"
+            self._grammars.move_to_end(question.grammar)
+            wanted.append((question.number, self._grammars[question.grammar]))
+        if new := list({id(compiled): compiled for _, compiled in wanted if compiled.start is None}.values()):
+            starts = first_masks(self._executor, [compiled.matcher for compiled in new], self._vocabulary, self._eos)
+            for compiled, start in zip(new, starts, strict=True):
+                compiled.start = start
+        for number, compiled in wanted:
+            place = -1
+            if isinstance(compiled.start, str):
+                message.errors[number] = compiled.start
+            elif compiled.start is not None:
+                place = distinct.setdefault(compiled.start, len(distinct))
+            message.numbers.append(number)
+            message.places.append(place)
 
     def _answer(
         self,
@@ -213,9 +214,9 @@ class Matchers:
         question, matcher, forced, _ = output
         number, place = question.number, -1
         if matcher.is_error():
-            message.errors[number] = _error_of(matcher) or "no match"
+            message.errors[number] = error_of(matcher) or "no match"
         elif not count:
-            message.errors[number] = _DEAD_END
+            message.errors[number] = DEAD_END
         else:
             if question.held:
                 kept = mask.copy()
@@ -233,25 +234,6 @@ class Matchers:
     def _end_of(self, mask: NDArray[np.int32]) -> int | None:
         """Return the end-of-sequence token that is allowed; None if there is none."""
         return next((token for token in self._eos if mask[token // 32] >> token % 32 & 1), None)
-
-
-def _error_of(matcher: LLMatcher) -> str:
-    """Return why a matcher has ended, in one line; empty if it has not."""
-    error = one_line(matcher.get_error().replace("<non-verbose/>", "")) if matcher.is_error() else ""
-    return _DEAD_END if error == "NoExtensionBias" else error
-
-
-def _some_token(words: NDArray[np.uint32], eos: list[int]) -> int | None:
-    """Return the last token of a mask that does not end the text; None without one."""
-    # Other threads that compile wait meanwhile: bits are looked at in the last words alone.
-    for place in map(int, reversed(np.flatnonzero(words != 0))):
-        word = int(words[place])
-        for token in eos:
-            if token // 32 == place:
-                word &= ~(1 << token % 32)
-        if word:
-            return place * 32 + word.bit_length() - 1
-    return None
 
 
 def _lark_or_schema(grammar: Grammar) -> str:
