@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.grammar.__main__ import Process
 from ppengine.grammar.matchers import Matchers
@@ -50,3 +51,23 @@ def test_a_grammar_is_compiled_once_for_all_questions_that_wait_for_it(
     failed = {number for message in sent for number in message.errors}
     assert failed == ({1, 2, 3, 4} if grammar is BAD else set())
     assert compiled == [grammar]
+
+
+def test_old_grammars_are_dropped_while_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppengine.grammar.matchers.KEPT_MOST", 3)
+    monkeypatch.setattr("ppengine.grammar.matchers.OLD_MOST", 12)
+    spec = read_spec(MODEL)
+    matchers = Matchers(MODEL, spec.vocab_size, spec.eos_token_ids)
+    sent: list[Any] = []
+    process = Process(matchers, SimpleNamespace(send=sent.append), 1)  # type: ignore[arg-type]
+    grammars = [Grammar("regex", f"[a-d]{{{number}}}") for number in range(1, 19)]
+    poller = zmq.Poller()
+    poller.register(process._wake_read, zmq.POLLIN)
+    process._take(Questions([Question(number, 0, grammar, [], []) for number, grammar in enumerate(grammars)]))
+    while process._waiting:
+        process._serve(poller)
+    there = [grammar for grammar in grammars if not matchers.lacks(grammar)]
+    assert there == grammars[-15:], "those that are used, and a few that wait to be dropped"
+    while matchers.has_old:
+        process._serve(poller)
+    assert [grammar for grammar in grammars if not matchers.lacks(grammar)] == grammars[-3:]

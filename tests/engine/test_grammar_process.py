@@ -16,7 +16,7 @@ from ppengine.core.constraints import Constraints
 from ppengine.core.grammar_asks import Ask, Masked
 from ppengine.core.grammar_process import (
     ANSWER_S,
-    COMPILES_MOST,
+    COMPILES_A_THREAD,
     EXPECTED_MOST,
     START_S,
     STARTS_MOST,
@@ -24,7 +24,15 @@ from ppengine.core.grammar_process import (
 )
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
-from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.grammar_messages import (
+    COMPILERS,
+    Answers,
+    Forget,
+    GrammarsReady,
+    Question,
+    Questions,
+    ToGrammars,
+)
 from ppengine.protocol.reports import ProcessInfo, Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 from ppengine.protocol.token_mask import TokenMask
@@ -353,10 +361,11 @@ def test_a_grammar_waits_while_others_are_compiled_and_known_outputs_do_not(desk
     desk.ask(99, [1], text="known")
     desk.turn()
     desk.answer()
-    for number in range(COMPILES_MOST + 3):
+    most = COMPILES_A_THREAD * COMPILERS
+    for number in range(most + 3):
         desk.ask(0, [], text=f"new {number}")
     desk.ask(99, [1, 2], text="known")
-    assert sorted(desk.turn()) == [0] * COMPILES_MOST + [99]
+    assert sorted(desk.turn()) == [0] * most + [99]
     desk.answer()
     assert desk.turn() == [0] * 3
 
@@ -388,9 +397,9 @@ def test_an_expected_grammar_is_compiled_once_before_the_first_question(desk: De
 
 def test_more_threads_compile_more_grammars_at_once(desk: Desk) -> None:
     desk.process._threads = 16
-    for number in range(40):
+    for number in range(300):
         desk.ask(0, [], text=f"new {number}")
-    assert desk.turn() == [0] * 32
+    assert desk.turn() == [0] * 16 * COMPILES_A_THREAD
 
 
 def test_a_process_that_cannot_start_refuses_new_grammars_and_keeps_outputs(desk: Desk) -> None:

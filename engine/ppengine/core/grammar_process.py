@@ -18,7 +18,7 @@ from ppengine.common.helper_child import HelperChild
 from ppengine.common.one_line import one_line
 from ppengine.core.grammar_asks import Ask, Masked, Taken, fits
 from ppengine.protocol.frames import encode
-from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions
+from ppengine.protocol.grammar_messages import COMPILERS, Answers, Forget, GrammarsReady, Question, Questions
 from ppengine.protocol.reports import Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -35,10 +35,11 @@ OWED_S = 1.0
 """Seconds for an answer from which reports have it."""
 STARTS_MOST = 3
 """Starts that fail in a row before grammars that wait are refused."""
-COMPILES_MOST = 8
-"""Grammars in the process that it may have to compile: others wait here, where no deadline runs.
+COMPILES_A_THREAD = 16
+"""Grammars that the process may have to compile, for each of its threads: others wait here, where no deadline runs.
 
-With more than four threads it is two a thread: a thread that has ended one finds the next.
+A compile takes 1 ms, and 0.2 s for one in a hundred of the largest schemas, so all of them end in time. With two a
+thread, threads waited for the core between their grammars.
 """
 EXPECTED_MOST = 128
 """Grammars that are compiled before a question: the process keeps 256 without an output."""
@@ -64,7 +65,7 @@ class GrammarProcess:
     _task: str
     """Task of the process: `checks`, `masks`, or `masks 1` and so on. Routing ids begin with it."""
     _threads: int = 1
-    """Threads of the process that compute masks, and at least four that compile."""
+    """Threads of the process that compute masks, and at least `COMPILERS` that compile."""
     child: HelperChild = field(init=False)
     _wanted: bool = field(init=False, default=False)
     """Whether it runs without a question, too."""
@@ -212,7 +213,7 @@ class GrammarProcess:
                 if ask.compiles:
                     if compiles is None:
                         compiles = sum(open_ask.compiles for open_ask in self._given.values())
-                    if compiles >= max(COMPILES_MOST, 2 * self._threads):
+                    if compiles >= COMPILES_A_THREAD * max(COMPILERS, self._threads):
                         left.append(ask)
                         continue
                     compiles += 1

@@ -19,15 +19,21 @@ from ppengine.common.begin_process import begin
 from ppengine.common.system_memory import keep_freed_memory
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
-from ppengine.protocol.grammar_messages import Answers, Forget, GrammarsReady, Question, Questions, ToGrammars
+from ppengine.protocol.grammar_messages import (
+    COMPILERS,
+    Answers,
+    Forget,
+    GrammarsReady,
+    Question,
+    Questions,
+    ToGrammars,
+)
 from ppengine.protocol.structured_outputs import Grammar
 
 log = logging.getLogger("ppengine.grammar")
 
 MEMORY_BYTES = 8 * 2**30
 """Address space of the process. A matcher takes some 100 kB, a large one up to 100 MB."""
-COMPILERS = 4
-"""Least threads that compile; llguidance runs without the GIL."""
 ROWS_MOST = 256
 """Masks in one message: 4 MiB with 128k tokens."""
 
@@ -84,12 +90,19 @@ class Process:
         self._socket.send(encode(GrammarsReady()))
         log.info("started, with %d MiB of memory", MEMORY_BYTES // 2**20)
         while True:
-            for source, _ in poller.poll():
-                if source == self._wake_read:
-                    os.read(self._wake_read, 4096)
-                    self._take_compiled()
-                else:
-                    self._take(self._codec.decode(self._socket.recv()))
+            self._serve(poller)
+
+    def _serve(self, poller: zmq.Poller) -> None:
+        """Take what has come; drop old grammars while there is nothing to do."""
+        drops = self._matchers.has_old and not self._waiting
+        if not (events := poller.poll(0 if drops else None)):
+            self._matchers.drop_old()
+        for source, _ in events:
+            if source == self._wake_read:
+                os.read(self._wake_read, 4096)
+                self._take_compiled()
+            else:
+                self._take(self._codec.decode(self._socket.recv()))
 
     def _take(self, message: object) -> None:
         if isinstance(message, Forget):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import allocate_token_bitmask, consume_token_par, fill_next_token_bitmask_par
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from ppengine.common.one_line import one_line
@@ -20,7 +20,7 @@ def first_masks(executor: LLExecutor, matchers: list[LLMatcher], vocabulary: int
     that each thread looked at by itself took four times as long. The first mask makes most states of the lexer, for all
     outputs of a grammar.
     """
-    masks: NDArray[np.int32] = allocate_token_bitmask(len(matchers), vocabulary)
+    masks: NDArray[np.int32] = np.empty((len(matchers), -(-vocabulary // 32)), np.int32)
     fill_next_token_bitmask_par(executor, list(zip(matchers, range(len(matchers)), strict=True)), masks)
     counts, folded = fold(masks)
     found: list[Bytes | str] = [
@@ -43,8 +43,8 @@ def first_masks(executor: LLExecutor, matchers: list[LLMatcher], vocabulary: int
 
 
 def some_tokens(masks: NDArray[np.int32], eos: list[int]) -> list[int | None]:
-    """Return the last token of each mask [R, W] that does not end the text; None without one."""
-    words = masks.view(np.uint32).copy()
+    """Return the last token of each mask [R, W] that does not end the text; None without one. It changes the masks."""
+    words = masks.view(np.uint32)
     for token in eos:
         words[:, token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
     places = words.shape[1] - 1 - (words != 0)[:, ::-1].argmax(axis=1)

@@ -19,8 +19,10 @@ from ppengine.protocol.grammar_messages import Answers, Question
 from ppengine.protocol.structured_outputs import Grammar
 from ppengine.protocol.token_mask import TokenMask
 
-KEPT_MOST = 256
-"""Compiled grammars without an output that are kept for the next one."""
+KEPT_MOST, OLD_MOST = 256, 256
+"""Compiled grammars that are kept for the next output, and older ones that nothing has dropped yet."""
+DROPPED_MOST = 8
+"""Grammars dropped at once. Each takes some 0.1 ms, in which no thread of Python goes on."""
 WHITESPACE = r"[ \t\n]{1,24}"
 """White space between the parts of JSON, which may also be absent: a model may otherwise write it for ever."""
 _JSON, _LETTERS = r'[^"\\\x00-\x1F\x7F]', "[a-zA-Z ]"
@@ -105,7 +107,17 @@ class Matchers:
     def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         """Keep a compiled grammar."""
         self._grammars[grammar] = _Compiled(matcher)
-        if len(self._grammars) > KEPT_MOST:
+        if len(self._grammars) > KEPT_MOST + OLD_MOST:
+            self._grammars.popitem(last=False)
+
+    @property
+    def has_old(self) -> bool:
+        """Whether there are grammars to drop."""
+        return len(self._grammars) > KEPT_MOST
+
+    def drop_old(self) -> None:
+        """Drop the grammars that were used longest ago, a few at once."""
+        for _ in range(min(DROPPED_MOST, len(self._grammars) - KEPT_MOST)):
             self._grammars.popitem(last=False)
 
     def lacks(self, grammar: Grammar) -> bool:

@@ -7,6 +7,9 @@ import msgspec
 from ppengine.protocol.structured_outputs import Grammar
 from ppengine.protocol.token_mask import TokenMask
 
+COMPILERS = 4
+"""Least threads of a process that compile; llguidance runs without Python's lock."""
+
 
 class Question(msgspec.Struct, array_like=True):
     """Which tokens may follow an output?"""
