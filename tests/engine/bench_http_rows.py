@@ -91,14 +91,18 @@ class Side:
         self._cursor, question.answers = self._cursor + 1, question.answers - 1
         if question.answers <= 0:
             self._waiting = None
-        pieces = []
+        news = News(nonce=question.nonce, cursor=self._cursor)
         for name, sent in rows:
-            token, ends = self._ids.randrange(300, self._vocabulary), sent + 1 == last
-            pieces.append(Piece(name, 0, sent, [token], [], "length" if ends else None))
+            token = self._ids.randrange(300, self._vocabulary)
             self.live[name] = sent + 1
-            if ends:
+            if sent + 1 == last:
+                news.pieces.append(Piece(name, 0, sent, [token], [], "length"))
                 del self.live[name]
-        self.front.send_multipart([client, encode(News(nonce=question.nonce, cursor=self._cursor, pieces=pieces))])
+            else:
+                news.singles.requests.append(name)
+                news.singles.offsets.append(sent)
+                news.singles.token_ids.append(token)
+        self.front.send_multipart([client, encode(news)])
 
     def spent(self) -> tuple[int, int]:
         """Return the nanoseconds of CPU of the event loop's thread, and of all other threads."""

@@ -100,7 +100,7 @@ def test_a_session_may_wait_for_the_ends_of_requests_alone(desk: Desk) -> None:
     desk.hub.serve_waiters()
     answer = desk.answers.pop()
     assert isinstance(answer, News)
-    assert [(piece.token_ids, piece.finish_reason) for piece in answer.pieces] == [
+    assert [(piece.token_ids, piece.finish_reason) for piece in answer.all_pieces()] == [
         ([ord("a"), ord("b")], "stop"), ([ord("c")], "length")
     ]  # fmt: skip
     desk.hub.forget(["r-1"])

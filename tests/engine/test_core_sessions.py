@@ -56,7 +56,7 @@ class Program:
     def take(self, news: News) -> list[str]:
         """Take an answer; return the requests that have ended."""
         gap, over = False, []
-        for piece in news.pieces:
+        for piece in news.all_pieces():
             if piece.request not in self.added:
                 over += [piece.request] if piece.finish_reason else []
                 continue

@@ -223,7 +223,7 @@ def test_an_offline_session_goes_on_and_its_messages_count_once() -> None:
     some(world, 3)
     world.engine.outputs.follow(b"llm", Follow(nonce=5, session="s", since=-1, wait_ms=0))
     before = world.answers[-1][1]
-    assert isinstance(before, News) and all(0 < len(piece.token_ids) < 8 for piece in before.pieces)
+    assert isinstance(before, News) and all(0 < len(piece.token_ids) < 8 for piece in before.all_pieces())
     some(world, 2)
     fresh = follow(world)
     fresh.engine.offline.add_many(b"llm2", many)
@@ -233,7 +233,7 @@ def test_an_offline_session_goes_on_and_its_messages_count_once() -> None:
     fresh.engine.outputs.follow(b"llm2", question)
     answer = fresh.answers[-1][1]
     assert isinstance(answer, News) and answer.cursor > before.cursor
-    assert [piece.request for piece in answer.pieces] == added.requests
+    assert [piece.request for piece in answer.all_pieces()] == added.requests
     assert all((piece.offset, piece.token_ids) == (0, list(range(8))) for piece in answer.pieces)
     fresh.engine.outputs.forget(added.requests)
     assert list(follow(fresh).engine.outputs) == []

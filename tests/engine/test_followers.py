@@ -39,7 +39,7 @@ class World:
 
     @property
     def sent(self) -> list[tuple[int, list[int]]]:
-        return [(piece.offset, piece.token_ids) for answer in self.answers for piece in answer.pieces]
+        return [(piece.offset, piece.token_ids) for answer in self.answers for piece in answer.all_pieces()]
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,7 @@ def test_every_token_comes_once_however_many_answers_are_lost(
             if draw.random() < lost:
                 continue
             cursor = answer.cursor
-            for piece in answer.pieces:
+            for piece in answer.all_pieces():
                 known = len(have[piece.sample])
                 assert piece.offset <= known, "no token is missing before it"
                 have[piece.sample] += piece.token_ids[known - piece.offset :]
@@ -89,8 +89,8 @@ def test_without_a_loss_nothing_is_sent_twice() -> None:
         push(world.hub, "r", token % 2, token)
         world.hub.serve_waiters()
         (answer,), world.answers = world.answers, []
-        assert [(piece.sample, piece.token_ids) for piece in answer.pieces] == [(token % 2, [token])]
-        cursor, sent = answer.cursor, sent + len(answer.pieces)
+        assert [(piece.sample, piece.token_ids) for piece in answer.all_pieces()] == [(token % 2, [token])]
+        cursor, sent = answer.cursor, sent + len(list(answer.all_pieces()))
     assert sent == 10
 
 
@@ -161,11 +161,12 @@ def test_a_reader_that_waits_for_ends_has_the_others_after_its_time() -> None:
     assert world.answers == []
     world.hub.finish("q", 0, "length")
     world.hub.serve_waiters()
-    assert [(piece.request, piece.token_ids) for piece in world.answers.pop().pieces] == [("q", [2])]
+    assert [(piece.request, piece.token_ids) for piece in world.answers.pop().all_pieces()] == [("q", [2])]
     world.ask(3, finished_only=True)
     world.now = 1.0
     world.hub.serve_waiters()
-    assert [(piece.request, piece.token_ids) for piece in world.answers.pop().pieces] == [("r", [1])], "without news"
+    (piece,) = world.answers.pop().all_pieces()
+    assert (piece.request, piece.token_ids) == ("r", [1]), "without news"
     world.ask(3, finished_only=True)
     world.push(3)
     world.hub.finish("r", 0, "length")
@@ -206,4 +207,4 @@ def test_a_dropped_request_is_no_news() -> None:
     world.ask(world.answers.pop().cursor)
     push(world.hub, "q", 0, 2)
     world.hub.serve_waiters()
-    assert [piece.request for piece in world.answers.pop().pieces] == ["q"]
+    assert [piece.request for piece in world.answers.pop().all_pieces()] == ["q"]

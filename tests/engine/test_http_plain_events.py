@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,19 @@ from ppengine.http.front_link import FrontLink
 from ppengine.http.outbox import BUFFER_MOST
 from ppengine.protocol.clients import ClientCounts
 from ppengine.protocol.frames import encode
-from ppengine.protocol.offline import News, Piece
+from ppengine.protocol.offline import News, Piece, Singles
 from test_http_streams import Transport, answer, generation, texts
+
+
+def news(pieces: Sequence[Piece]) -> News:
+    """Return the pieces as the core sends them, those of one token in columns."""
+    single = [len(piece.token_ids) == 1 and piece.finish_reason is None for piece in pieces]
+    alone = [piece for piece, is_single in zip(pieces, single, strict=True) if is_single]
+    others = [piece for piece, is_single in zip(pieces, single, strict=True) if not is_single]
+    columns = Singles(
+        [piece.request for piece in alone], [piece.offset for piece in alone], [piece.token_ids[0] for piece in alone]
+    )
+    return News(nonce=1, cursor=1, singles=columns, pieces=others)
 
 
 class World:
@@ -50,7 +62,7 @@ class World:
         await self.room.wait()
 
     def hear(self, *pieces: Piece) -> None:
-        self.link._read(encode(News(nonce=1, cursor=1, pieces=list(pieces))))
+        self.link._read(encode(news(pieces)))
 
     @property
     def short(self) -> bool:
@@ -180,7 +192,8 @@ async def test_nothing_is_written_behind_the_error_of_another_stream() -> None:
     for token in range(5):
         world.hear(*(Piece(name, 0, token, [token + 20]) for name in ("r0", "r1")))
     assert world.short
-    world.hear(Piece("r1", 0, 5, [], [], "error", loss="stage 1 is gone"), Piece("r0", 0, 5, [99]))
+    world.hear(Piece("r1", 0, 5, [], [], "error", loss="stage 1 is gone"), Piece("r0", 0, 5, [98]))
+    assert texts(world.transport.body).endswith("<98>"), "single tokens of a message come first"
     world.hear(Piece("r0", 0, 6, [99]))
     error = await world.task
     assert error is not None and "stage 1 is gone" in str(error)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ppengine.core.output_state import Output
-from ppengine.protocol.offline import Follow, News, Piece
+from ppengine.protocol.offline import Follow, News, Piece, Singles
 from ppengine.protocol.prompt_scores import PromptLogprob
 
 _NONE = -2
@@ -92,15 +92,34 @@ class Followers:
             follower.sent.clear()
             follower.scored.clear()
         follower.cursor = cursor
-        pieces: list[Piece] = []
+        singles, pieces = Singles(), list[Piece]()
         for output in outputs:
+            if _is_single(follower, output, singles):
+                del follower.due[output.request]
+                continue
             more = list(_pieces(follower, output, question.timings))
             if output.prompt_logprobs and any(piece.prompt_logprobs for piece in more):
                 follower.scored.append((cursor, output))
             pieces += more
             del follower.due[output.request]
             follower.ended.pop(output.request, None)
-        return News(nonce=question.nonce, cursor=cursor, pieces=pieces, error=error)
+        return News(nonce=question.nonce, cursor=cursor, singles=singles, pieces=pieces, error=error)
+
+
+def _is_single(follower: _Follower, output: Output, singles: Singles) -> bool:
+    """Return whether there is one token more of an output and nothing else, which is then added to `singles`."""
+    samples, counts = output.samples, follower.sent.get(output.request)
+    if counts is None or len(samples) > 1 or not output.session:
+        return False
+    sample, known = samples[0], counts[0]
+    # The first token may come with log-probabilities of the prompt.
+    if known <= 0 or sample.finish_reason is not None or sample.logprobs or len(sample.tokens) != known + 1:
+        return False
+    singles.requests.append(output.request)
+    singles.offsets.append(known)
+    singles.token_ids.append(sample.tokens[known])
+    counts[0] = known + 1
+    return True
 
 
 def _pieces(follower: _Follower, output: Output, timings: bool) -> Iterator[Piece]:

@@ -211,12 +211,17 @@ class FrontLink:
     def _take(self, news: News) -> None:
         """Hand out the pieces of an answer, and ask for more."""
         ended, gap = list[str](), False
-        now = time.monotonic()
+        now, open_ = time.monotonic(), self._open
+        columns = news.singles
         with self.outbox:
+            for request, offset, token in zip(columns.requests, columns.offsets, columns.token_ids, strict=True):
+                one = open_.get(request)
+                if one is None:
+                    continue  # Its client has left.
+                if one.single is None or not one.single.take(offset, token, now):
+                    gap |= not one.take(Piece(request, 0, offset, [token]))
             for piece in news.pieces:
-                one = self._open.get(piece.request)
-                if one is not None and one.single is not None and one.single.take(piece, now):
-                    continue
+                one = open_.get(piece.request)
                 if self._traces is not None and piece.finish_reason is not None:
                     self._traces.take(piece.request, piece.sample, piece.timings, piece.cached_tokens)
                     if (samples := self._left.pop(piece.request, 1)) > 1:

@@ -13,7 +13,6 @@ import msgspec
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation
 from ppengine.http.outbox import Outbox, Writer
-from ppengine.protocol.offline import Piece
 
 _encode = msgspec.json.Encoder().encode
 
@@ -42,16 +41,15 @@ class PlainEvents:
         self._characters = 0
         self._at = call.times[self._choice]
 
-    def take(self, piece: Piece, now: float) -> bool:
-        """Make the event of a piece of the time `now`, in an open block of the outbox.
+    def take(self, offset: int, token: int, now: float) -> bool:
+        """Make the event of the token behind `offset` others, of the time `now`, in an open block of the outbox.
 
-        Return False, with nothing done, unless the piece has one token with a text of its own and nothing else.
+        Return False, with nothing done, unless it is the next token and has a text of its own.
         """
-        tokens = piece.token_ids
-        if len(tokens) != 1 or piece.offset != self._known or piece.finish_reason is not None:
+        if offset != self._known:
             return False
         try:
-            text = self._texts.get(tokens[0]) or self._tokenizer.fixed_text(tokens[0])
+            text = self._texts.get(token) or self._tokenizer.fixed_text(token)
             body = _encode(text)
         except Exception:  # noqa: BLE001  # The next reader fails at it too, and that ends this request alone.
             return False

@@ -143,7 +143,7 @@ class OpenRequests:
     def take(self, news: News) -> Taken:
         """Take the pieces of an answer, and forget the requests that have ended."""
         taken = Taken()
-        for piece in news.pieces:
+        for piece in news.all_pieces():
             one = self._requests.get(piece.request)
             if one is None:
                 # Of a call that was refused, or interrupted. The output goes with its last sample.

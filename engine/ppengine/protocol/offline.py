@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ppengine.protocol.clients import ClientRule, HttpReport
@@ -113,14 +115,31 @@ class Piece(msgspec.Struct, array_like=True):
         return more >= 0
 
 
+class Singles(msgspec.Struct, array_like=True):
+    """Pieces of one token and nothing else, of requests with one sample, in columns: nearly all pieces are in them."""
+
+    requests: list[str] = []
+    offsets: list[int] = []
+    token_ids: list[int] = []
+
+
 class News(msgspec.Struct, tag="news", kw_only=True):
     """Answer to Follow; pass `cursor` as the next `since`. Two answers may overlap, by offset."""
 
     nonce: int
     cursor: int
-    pieces: list[Piece]
+    singles: Singles = msgspec.field(default_factory=Singles)
+    pieces: list[Piece] = []
+    """All others."""
     error: str = ""
     """Why nothing more will come: a stage is lost."""
+
+    def all_pieces(self) -> Iterator[Piece]:
+        """Yield all pieces. One of a request comes at most for each sample, so their order says nothing."""
+        columns = self.singles
+        for request, offset, token in zip(columns.requests, columns.offsets, columns.token_ids, strict=True):
+            yield Piece(request, 0, offset, [token])
+        yield from self.pieces
 
 
 class AbortMany(msgspec.Struct, tag="abort-many", kw_only=True):

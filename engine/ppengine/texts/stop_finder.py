@@ -56,7 +56,7 @@ class StopFinder:
 
     def take(self, news: News) -> None:
         """Take tokens of samples that go on, or that have ended."""
-        for piece in news.pieces:
+        for piece in news.all_pieces():
             self._take(piece)
         if news.nonce != self._following:
             return
