@@ -85,6 +85,10 @@ class Followers:
             follower.ended.update((output.request, output) for output in more if output.finished)
         return list((follower.due if every or not question.finished_only else follower.ended).values())
 
+    def ended(self, session: str) -> Iterable[Output]:
+        """Return the due outputs of a session that have ended."""
+        return self._sessions[session].ended.values()
+
     def news(self, question: Follow, outputs: Iterable[Output], cursor: int, error: str) -> News:
         """Return what the due `outputs` have beyond the newest answer; `cursor` is the present number of changes."""
         follower = self._sessions[question.session]

@@ -223,9 +223,8 @@ class OutputHub:
         if not outputs and not last and not failure:
             return False
         if question.session:  # Stop texts of consoles' requests are looked for, which is no reading.
-            for output in outputs:
-                if output.finished:
-                    self._note_read(output)
+            for output in self._followers.ended(question.session):
+                self._note_read(output)
         self._reply(client, self._followers.news(question, outputs, self._changes, failure))
         question.since, question.answers = self._changes, question.answers - 1
         return bool(failure) or question.answers <= 0
