@@ -73,8 +73,8 @@ class World:
 
     def _lane(self, spec: BackendSpec, home: Home) -> Lane:
         lane = Lane(spec, home.layout, lambda: self._make(spec.kind), self.posted.append, lambda: self.now)
-        lane.open_once()
         self.lanes.append(lane)
+        lane.open_once()
         return lane
 
     def ready(self, *specs: BackendSpec) -> World:

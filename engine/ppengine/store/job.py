@@ -84,6 +84,10 @@ class Job(ABC):
         """Milliseconds since its begin."""
         return (self._home.clock() - self.begun) * 1000
 
+    def late_text(self) -> str:
+        """Return why it ends at its deadline, in one line."""
+        return f"its deadline of {self.limit_s * 1000:.0f} ms is over"
+
     def wanted(self) -> bool:
         """Return whether it has not ended."""
         return not self._closed

@@ -7,12 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ppengine.common.one_line import one_line
 from ppengine.protocol.store_messages import BackendFigures, BackendSpec
-from ppengine.store.backend import Backend, BackendOptions, Layout
+from ppengine.store.backend import Backend, Layout
 from ppengine.store.backend_health import BackendHealth
 from ppengine.store.bounce import Bounce
+from ppengine.store.checked_backend import CheckedBackend
 from ppengine.store.lane_task import ORDER, Kind, Outcome, Task, UnwantedError
+from ppengine.store.opener import Opener, error_text
 from ppengine.store.shard import CorruptError
 from ppengine.store.usage_watch import UsageWatch
 
@@ -35,19 +36,19 @@ class Lane:
         post: Callable[[Callable[[], None]], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.spec = spec
-        self._layout, self._make, self._post, self._clock = layout, make, post, clock
+        self._post, self._clock = post, clock
+        self._opener = Opener(spec, layout, make, clock)
         self._ready = threading.Condition()
         self._queues: dict[Kind, deque[Task]] = {kind: deque() for kind in ORDER}
         self._active: set[Task] = set()
         self._writing = 0
         self._threads = 0
         self._most_writes = 1
-        self._backend: Backend | None = None
+        self._backend: CheckedBackend | None = None
         self._closing = False
         self.ended = False
         """The backend is closed, and no thread is left."""
         self._health = BackendHealth(spec.name)
-        self._open_error = ""
         self._asked: list[Callable[[], None]] = []
         """Called after the next try to open, which is made at once for them."""
         self.usage = UsageWatch(clock)
@@ -62,7 +63,7 @@ class Lane:
     @property
     def width(self) -> int:
         """Calls that may be under way at once."""
-        return 1 if self._backend is None else self._backend.threads
+        return 1 if self._backend is None else self._backend.width
 
     @property
     def timeout_s(self) -> float:
@@ -88,13 +89,14 @@ class Lane:
         """Return why no call can begin; empty: one can."""
         name = self.spec.name
         if self._backend is None or self._closing:
-            return f"{name} cannot be opened: {self._open_error}" if self._open_error else f"{name} is opening"
+            why = self._opener.error
+            return f"{name} cannot be opened: {why}" if why else f"{name} is opening"
         return f"{name} hangs: calls over their time hold all its threads" if self._stuck else ""
 
     @property
     def fails_to_open(self) -> bool:
         """Whether the newest try to open it has failed."""
-        return self._backend is None and not self._closing and bool(self._open_error)
+        return self._backend is None and not self._closing and bool(self._opener.failure)
 
     def open_soon(self, then: Callable[[], None]) -> None:
         """Try to open it at once, without the rest of the pause. `then` follows that try, or the end of the lane."""
@@ -155,22 +157,26 @@ class Lane:
             self._close_backend()
 
     def figures(self) -> BackendFigures:
-        """Return the figures of now. Calls that ask for the usage are left out of the queue."""
+        """Return the figures of now."""
         now, spec, health = self._clock(), self.spec, self._health
-        error = health.report_error()
+        error = health.report_error() or self.usage.error
         state = "paused" if spec.paused else "draining" if spec.draining else "open"
         if self._backend is None:
-            state = "broken" if self._open_error else "opening"
+            error = self._opener.error
+            state = "broken" if error else "opening"
         read, write = health.reads.quantiles(now), health.writes.quantiles(now)
         breaker = "open" if self._stuck else health.breaker.state
-        with self._ready:
-            queue = sum(task.counts for tasks in (*self._queues.values(), self._active) for task in tasks)
         return BackendFigures(
-            name=spec.name, state=state, breaker=breaker, error=self._open_error or error,
-            used_bytes=self.usage.newest.used_bytes, queue=queue, evicted=self.usage.newest.evicted,
+            name=spec.name, state=state, breaker=breaker, error=error,
+            used_bytes=self.usage.newest.used_bytes, queue=self.calls(), evicted=self.usage.newest.evicted,
             read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1],
             threads=self.width, **health.counts,
         )  # fmt: skip
+
+    def calls(self) -> int:
+        """Return the number of calls that wait or are under way; those that ask for the usage are left out."""
+        with self._ready:
+            return sum(task.counts for tasks in (*self._queues.values(), self._active) for task in tasks)
 
     def _limit(self, task: Task) -> float:
         return self.timeout_s if task.limit_s is None else task.limit_s
@@ -204,29 +210,14 @@ class Lane:
         """Open the backend. Its failure is kept for the figures."""
         with self._ready:
             asked, self._asked = self._asked, []
-        self._try_to_open()
+        backend = self._opener.open()
         with self._ready:
+            if backend is not None:
+                self._backend, self._most_writes = backend, max(1, backend.width - 1)
             if self._backend is not None:  # those who asked meanwhile wait for no other try
                 asked, self._asked = asked + self._asked, []
         for then in asked:
             self._post(then)
-
-    def _try_to_open(self) -> None:
-        spec = self.spec
-        options = BackendOptions(spec.name, spec.url, spec.quota_bytes, self.timeout_s)
-        try:
-            backend = self._make()
-            backend.open(options, self._layout)
-        except Exception as error:  # noqa: BLE001 - client libraries raise what they like
-            text = _text(error)
-            if text != self._open_error:
-                log.warning("%s cannot be opened: %s", spec.name, text)
-            self._open_error = text
-            return
-        self._open_error = ""
-        self._most_writes = max(1, backend.threads - 1)
-        with self._ready:
-            self._backend = backend
 
     def _open_until_closed(self) -> None:
         wait_s = AGAIN_S
@@ -234,8 +225,8 @@ class Lane:
             self.open_once()
             if self._backend is not None:
                 with self._ready:
-                    self._threads = self._backend.threads
-                for _ in range(self._backend.threads - 1):
+                    self._threads = self._backend.width
+                for _ in range(self._backend.width - 1):
                     threading.Thread(target=self.serve, name=self.spec.name, daemon=True).start()
                 return
             with self._ready:
@@ -280,7 +271,7 @@ class Lane:
         except CorruptError as error:
             return Outcome(error=str(error), corrupt=True)
         except Exception as error:  # noqa: BLE001 - client libraries raise what they like
-            return Outcome(error=_text(error), failed=True)
+            return Outcome(error=error_text(error), failed=True)
 
     def _close_backend(self) -> None:
         backend, self._backend = self._backend, None
@@ -288,9 +279,5 @@ class Lane:
             try:
                 backend.close()
             except Exception as error:  # noqa: BLE001 - client libraries raise what they like
-                log.warning("%s does not close: %s", self.spec.name, _text(error))
+                log.warning("%s does not close: %s", self.spec.name, error_text(error))
         self.ended = True
-
-
-def _text(error: Exception) -> str:
-    return one_line(str(error)) or type(error).__name__

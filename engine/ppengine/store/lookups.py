@@ -9,8 +9,9 @@ from functools import partial
 
 from typing_extensions import override
 
+from ppengine.common.sizes import counted
 from ppengine.protocol.store_messages import Clear, Done, Find, Found, FoundChunk, Mark, Marker, Test
-from ppengine.store.backend import Backend
+from ppengine.store.backend import Backend, BackendError
 from ppengine.store.bounce import Bounce
 from ppengine.store.job import MARKERS, Home, Job, marker_key
 from ppengine.store.lane import Lane
@@ -154,6 +155,17 @@ class TestJob(CareJob):
     def __init__(self, home: Home, lane: Lane, message: Test) -> None:
         super().__init__(home, lane, message.job, TEST_CALLS * lane.timeout_s)
         self._name = f"{home.part}/test/{secrets.token_hex(8)}"
+        self._step = ""
+        """The call that is under way; empty: no thread has been free yet."""
+
+    @override
+    def late_text(self) -> str:
+        """Name the call that takes the time."""
+        limit = f"{self.limit_s * 1000:.0f} ms"
+        if not self._step:
+            others = counted(self._lane.calls() - 1, "call")
+            return f"no thread of {self._lane.spec.name} was free in {limit}, behind {others}"
+        return f"the {self._step} of the object has not ended in {limit}"
 
     def start(self) -> None:
         """Queue it."""
@@ -165,17 +177,21 @@ class TestJob(CareJob):
         for at in range(0, TEST_BYTES, PIECE):
             written[at : at + PIECE] = secrets.token_bytes(PIECE)
         begin = time.monotonic()
+        self._step = "write"
         backend.write(self._name, written)
         middle = time.monotonic()
         try:
+            self._step = "find"
             if backend.find([self._name]) != [True]:
-                raise CorruptError("the object is not found after its write")
+                raise BackendError("the object is not found after its write")
             again = time.monotonic()
+            self._step = "read"
             length = backend.read(self._name, read)
             end = time.monotonic()
             if length != TEST_BYTES or read != written:
                 raise CorruptError(f"the object of {TEST_BYTES} bytes came back as another one of {length}")
         finally:
+            self._step = "delete"
             backend.delete([self._name])
         mib = TEST_BYTES // 2**20
         self._text = f"{mib} MiB written in {(middle - begin) * 1000:.1f} ms, read in {(end - again) * 1000:.1f} ms"

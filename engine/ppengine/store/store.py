@@ -96,7 +96,7 @@ class Store:
         """End jobs and calls that are over their time."""
         now = self._clock()
         for job in [job for job in self._jobs.values() if now >= job.due]:
-            job.end(f"its deadline of {job.limit_s * 1000:.0f} ms is over")
+            job.end(job.late_text())
         for lane in [*self._lanes.values(), *self._retired]:
             lane.tick()
         self._retired = [lane for lane in self._retired if not lane.ended]

@@ -19,6 +19,8 @@ class UsageWatch:
         self._clock = clock
         self.newest = Usage(-1)
         """Set by threads of the lane, behind each call that learns it."""
+        self.error = ""
+        """Why the newest question has failed, in one line; empty: it has not."""
         self._due = 0.0
         self._asks = False
 
@@ -41,5 +43,6 @@ class UsageWatch:
         self._due = self._clock() + USAGE_S
         if outcome.skipped:
             self._asks = False
+        self.error = outcome.error if outcome.failed else ""
         if outcome.error:
             self.newest = Usage(-1, self.newest.evicted)
