@@ -2,7 +2,7 @@
 
 import pytest
 from ppengine.common.tier_config import BackendConfig
-from ppengine.protocol.control import Accepted, Outcome, Refused
+from ppengine.protocol.control import Accepted, Deferred, Outcome, Refused
 from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import Clear, Fetch, Find, Put, StoreReady
 from ppengine.protocol.store_messages import Test as Probe
@@ -60,6 +60,26 @@ def test_a_backend_that_cannot_be_opened_is_kept_and_says_why():
     assert todo == ["when that is mended, store test x opens it", "store remove x forgets it"]
     world.submit(PROMPT, name="r", max_tokens=1)
     assert world.state("r") == "waiting"
+
+
+def test_figures_of_a_removed_backend_say_nothing_of_one_that_gets_its_name():
+    world = TierWorld()
+    for store in world.stores.values():
+        store.figures(errors=3)
+    before = {store: store.changes for store in world.stores.values()}
+    world.say(StoreRemove(backend="nvme0"))
+    answers = world.say(StoreAdd(backend="nvme0", kind="files", url="/no"))
+    for store, older in before.items():
+        newer, store.changes = store.changes, older
+        store.figures(errors=3)
+        store.changes = newer
+    assert isinstance(outcome(world, answers), Deferred), "those were of the older one"
+    for store in world.stores.values():
+        store.figures(state="broken", error="no such folder")
+    done = outcome(world, answers)
+    assert (done.state, done.text.split("; ")[0]) == ("failed", "nvme0 cannot be opened: no such folder")
+    (info,) = world.engine.reporter.build().tiers.backends
+    assert info.errors_total == 0
 
 
 def test_the_plan_refuses_a_kind_that_a_store_cannot_open():
@@ -144,6 +164,17 @@ def test_resume_opens_a_broken_backend_again():
     assert [[spec.name for spec in message.backends] for message in seen] == [[], ["nvme0"]]
     world.submit(PROMPT, name="r", max_tokens=1)
     assert world.jobs(Find)
+
+
+def test_a_backend_that_is_opened_again_keeps_its_counts():
+    world = TierWorld()
+    for store in world.stores.values():
+        store.figures(breaker="open", errors=5)
+    world.say(StoreResume(backend="nvme0"))
+    for store in world.stores.values():
+        store.figures(errors=1)
+    (info,) = world.engine.reporter.build().tiers.backends
+    assert (info.errors_total, info.breaker) == (12, "closed")
 
 
 def test_a_drain_ends_with_the_puts_under_way():

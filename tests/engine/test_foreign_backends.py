@@ -57,7 +57,7 @@ def test_a_find_with_another_number_of_answers_is_a_failure(answer: object) -> N
     found = world.ask(Find(1, [KEY], 1000))
     assert isinstance(found, Found)
     assert found.error.startswith("find of FakeBackend returned ")
-    assert found.error.endswith("right is a list of 1 answers, one a key")
+    assert found.error.endswith("right is a list of 1 answer, one a key")
     assert figures(world).errors == 1
     world.close()
 

@@ -56,6 +56,7 @@ class SimStore:
         self.pool = 0
         self.namespace = b""
         self.specs = {}
+        self.changes = 0
         self.jobs = {}
         self.cancelled = []
 
@@ -68,7 +69,7 @@ class SimStore:
             case UseNamespace():
                 self.namespace = message.namespace
             case UseBackends():
-                self.specs = {spec.name: spec for spec in message.backends}
+                self.specs, self.changes = {spec.name: spec for spec in message.backends}, message.changes
             case Cancel():
                 self.cancelled.append(message.job)
             case Delete():
@@ -158,7 +159,7 @@ class SimStore:
             "threads": 4,
         }  # fmt: skip
         figures = [BackendFigures(**(default | {"name": name} | fields)) for name in self.specs]
-        self.say(StoreFigures(*self.place, figures))
+        self.say(StoreFigures(*self.place, figures, self.changes))
 
 
 class TierWorld(CoreWorld):

@@ -47,6 +47,8 @@ class UseBackends(msgspec.Struct, tag="use-backends", array_like=True):
     """Exactly these backends: others are closed when their calls under way have ended, new ones are opened."""
 
     backends: list[BackendSpec]
+    changes: int = 0
+    """Number of these settings, which the figures repeat."""
 
 
 class Find(msgspec.Struct, tag="find", array_like=True):
@@ -241,6 +243,8 @@ class StoreFigures(msgspec.Struct, tag="store-figures", array_like=True):
     stage: int
     rank: int
     backends: list[BackendFigures]
+    changes: int = 0
+    """Number of the settings that they are about; 0: it has none yet."""
 
 
 ToStore = OpenPool | UseNamespace | UseBackends | Find | Fetch | Put | Mark | Delete | Cancel | Clear | Test

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing_extensions import TypeIs, override
 
 from ppengine.common.one_line import one_line
+from ppengine.common.sizes import counted
 from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
 
 log = logging.getLogger("ppengine.store")
@@ -22,12 +23,12 @@ _MISTAKES = (LookupError, TypeError, AttributeError, NameError, AssertionError, 
 class CheckedBackend(Backend):
     """Passes all calls on. A wrong answer is a BackendError that names the method.
 
-    Exceptions that would end a thread become one, too: SystemExit, a cancelled task, a panic of a library in Rust.
+    `logged` has the methods whose first mistake is in the log, also those of an object before this one. Exceptions that
+    would end a thread become one, too: SystemExit, a cancelled task, a panic of a library in Rust.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend, self._name = backend, type(backend).__name__
-        self._logged: set[str] = set()
+    def __init__(self, backend: Backend, logged: set[str]) -> None:
+        self._backend, self._name, self._logged = backend, type(backend).__name__, logged
         self.width = self._width()
         """Calls that may be under way at once."""
 
@@ -41,7 +42,7 @@ class CheckedBackend(Backend):
         with self._call("find"):
             found: object = self._backend.find(keys)
         if not isinstance(found, (list, tuple)) or len(found) != len(keys):
-            raise self._wrong("find", found, f"a list of {len(keys)} answers, one a key")
+            raise self._wrong("find", found, f"a list of {counted(len(keys), 'answer')}, one a key")
         return [bool(each) for each in found]
 
     @override
@@ -105,7 +106,7 @@ class CheckedBackend(Backend):
             log.warning("%s", text, exc_info=True)
 
     def _wrong(self, method: str, answer: object, right: str) -> BackendError:
-        found = f"{len(answer)} answers" if isinstance(answer, (list, tuple)) else one_line(repr(answer), 80)
+        found = counted(len(answer), "answer") if isinstance(answer, (list, tuple)) else one_line(repr(answer), 80)
         return BackendError(f"{method} of {self._name} returned {found}; right is {right}")
 
 

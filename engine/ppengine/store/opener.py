@@ -25,6 +25,7 @@ class Opener:
         self._spec, self._layout, self._make, self._clock = spec, layout, make, clock
         self._begun: float | None = None
         """Time when the try under way began."""
+        self._logged: set[str] = set()
         self.failure = ""
         """Error of the newest try that has ended; empty: there is none."""
 
@@ -41,7 +42,7 @@ class Opener:
         options = BackendOptions(spec.name, spec.url, spec.quota_bytes, spec.timeout_ms / 1000)
         self._begun = self._clock()
         try:
-            backend = CheckedBackend(self._make())
+            backend = CheckedBackend(self._make(), self._logged)
             backend.open(options, self._layout)
         except BaseException as error:  # noqa: BLE001 - packages raise what they like, and one may leave the process
             text = error_text(error)

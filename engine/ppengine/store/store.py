@@ -67,6 +67,8 @@ class Store:
         self._next_pool: OpenPool | None = None
         self._namespace: bytes | None = None
         self._silent = False
+        self._changes = 0
+        """Number of the backends' settings."""
 
     # --- messages -------------------------------------------------------------------------------------------
 
@@ -91,6 +93,7 @@ class Store:
             self._namespace = message.namespace
         elif isinstance(message, UseBackends):
             self._use(message.backends)
+            self._changes = message.changes
 
     def tick(self) -> None:
         """End jobs and calls that are over their time."""
@@ -103,7 +106,7 @@ class Store:
 
     def figures(self) -> StoreFigures:
         """Return the figures of now."""
-        return StoreFigures(*self._home.place, [lane.figures() for lane in self._lanes.values()])
+        return StoreFigures(*self._home.place, [lane.figures() for lane in self._lanes.values()], self._changes)
 
     @property
     def busy(self) -> bool:
@@ -115,6 +118,7 @@ class Store:
     def reset(self) -> None:
         """End all jobs without an answer, for a core that is gone. `busy` until nothing copies any more."""
         self._silent = True
+        self._changes = 0
         self._namespace = self._next_pool = None
         self._tests.clear()
         for job in list(self._jobs.values()):

@@ -256,6 +256,7 @@ class StoreDesk:
     def forget(self, backend: str) -> None:
         """Forget a backend."""
         self.backends.remove(backend)
+        self.links.forget(backend)
         self.forget_chunks(backend)
         self.costs.forget(backend)
         self.changed()

@@ -73,7 +73,12 @@ class StoreLinks:
             self._send(place, UseNamespace(self.namespace))
         if record.changes != self._backends.changes:
             record.changes = self._backends.changes
-            self._send(place, UseBackends(self._backends.specs(pools.share(place))))
+            self._send(place, UseBackends(self._backends.specs(pools.share(place)), record.changes))
+
+    def forget(self, name: str) -> None:
+        """Forget the figures of a backend that was removed; another one may get its name."""
+        for record in self.records.values():
+            record.forget(name)
 
     def reopen(self, backend: Backend) -> None:
         """Let all stores close a backend that fails; the next `update` opens it again, with a closed breaker."""
@@ -81,7 +86,8 @@ class StoreLinks:
             if record.seen is not None and self.pools is not None:
                 specs = self._backends.specs(self.pools.share(place))
                 self._send(place, UseBackends([spec for spec in specs if spec.name != backend.name]))
-                record.changes = 0
+            record.close(backend.name)
+        self._backends.changes += 1
         backend.broken = backend.shut = False
 
     def _name(self) -> None:

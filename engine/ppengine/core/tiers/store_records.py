@@ -35,7 +35,7 @@ class StoreRecord:
     figures: dict[str, BackendFigures] = field(default_factory=dict)
     """Newest figures by backend."""
     totals: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Counters of its processes before this one, by backend."""
+    """Counters of its processes and openings before the present one, by backend."""
 
     def restart(self, ready: StoreReady, now: float) -> None:
         """Note that its process is new: it has nothing."""
@@ -44,17 +44,31 @@ class StoreRecord:
 
     def lose(self) -> None:
         """Note that its process is dead; its counters stay."""
-        for name, figures in self.figures.items():
-            kept = self.totals.setdefault(name, dict.fromkeys(_COUNTERS, 0))
-            for counter in _COUNTERS:
-                kept[counter] += getattr(figures, counter)
+        for figures in self.figures.values():
+            self._keep(figures)
         self.figures.clear()
         self.pid, self.kinds, self.seen = None, {}, None
         self.pool, self.namespace, self.changes = 0, b"", 0
 
     def take(self, message: StoreFigures) -> None:
-        """Take the newest figures."""
-        self.figures = {figures.name: figures for figures in message.backends}
+        """Take the newest figures. Older settings may have another backend of the same name: those are left out."""
+        if message.changes == self.changes:
+            self.figures = {figures.name: figures for figures in message.backends}
+
+    def forget(self, backend: str) -> None:
+        """Forget the figures of a backend that was removed."""
+        self.figures.pop(backend, None)
+        self.totals.pop(backend, None)
+
+    def close(self, backend: str) -> None:
+        """Note that it closes a backend, whose next one has figures of its own; the counters stay."""
+        if (figures := self.figures.pop(backend, None)) is not None:
+            self._keep(figures)
+
+    def _keep(self, figures: BackendFigures) -> None:
+        kept = self.totals.setdefault(figures.name, dict.fromkeys(_COUNTERS, 0))
+        for counter in _COUNTERS:
+            kept[counter] += getattr(figures, counter)
 
     def total(self, backend: str, counter: str) -> int:
         """Return a counter of a backend since the boot."""
