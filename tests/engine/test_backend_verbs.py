@@ -20,6 +20,11 @@ from tier_world import CHUNK, TierWorld
 PROMPT = [3 + number % 90 for number in range(2 * CHUNK + 10)]
 
 
+def plan(world, verb):
+    """Return the lines of a plan."""
+    return world.say(verb, dry_run=True)[-1].plan
+
+
 def outcome(world, answers):
     """Return the outcome of a command, after a turn."""
     world.engine.advance()
@@ -110,10 +115,12 @@ def test_the_plan_refuses_a_kind_that_a_store_cannot_open():
 
 def test_a_second_backend_at_one_place_is_refused():
     world = TierWorld(backends={})
-    for name, kind, url in (("a", "files", "/kv"), ("m", "memory", ""), ("n", "memory", ""), ("o", "valkey", "/kv")):
+    places = ("a", "files", "/kv"), ("m", "memory", ""), ("n", "memory", ""), ("v", "valkey", "redis://h:1/0")
+    for name, kind, url in (*places, ("o", "valkey", "redis://h:1/1")):
         assert isinstance(world.say(StoreAdd(backend=name, kind=kind, url=url))[0], Accepted)
-    refused = world.say(StoreAdd(backend="b", kind="files", url="/kv/"), dry_run=True)[-1]
-    assert (refused.code, refused.text.partition(";")[0]) == ("CONFLICT", "a is there already")
+    for same, kind, url in (("a", "files", "/kv/"), ("a", "files", "/x/../kv/."), ("v", "valkey", "redis://h:1")):
+        refused = world.say(StoreAdd(backend="b", kind=kind, url=url), dry_run=True)[-1]
+        assert (refused.code, refused.text.partition(";")[0]) == ("CONFLICT", f"{same} is there already")
 
 
 def test_a_quota_that_keeps_no_chunk_is_refused_with_the_least_one():
@@ -199,6 +206,33 @@ def test_a_drain_ends_with_the_puts_under_way():
     assert world.jobs(Fetch)
 
 
+def test_plans_name_the_pause_or_drain_that_ends():
+    world, drain, pause = TierWorld(), StoreDrain(backend="nvme0"), StorePause(backend="nvme0")
+    world.say(pause)
+    assert plan(world, drain) == ["write nothing new to nvme0, and read it on; its pause ends"]
+    outcome(world, world.say(drain))
+    assert plan(world, drain) == ["nothing changes: nvme0 is draining already"]
+    assert world.say(drain)[-1].text == "nothing changes: nvme0 is draining already"
+    assert plan(world, pause) == ["neither read nor write nvme0; its drain ends"]
+
+
+def test_a_second_drain_waits_for_the_puts_of_the_first():
+    world, drain = TierWorld(), StoreDrain(backend="nvme0")
+    world.submit(PROMPT, max_tokens=1)
+    world.answer_all(Find)
+    world.now += 0.1
+    world.run()
+    world.answer_all(Find)
+    under_way = ["write nothing new to nvme0, and read it on; 2 chunks under way to it are written first"]
+    assert plan(world, drain) == under_way
+    first = world.say(drain)
+    assert plan(world, drain) == under_way
+    second = world.say(drain)
+    assert (world.last(first[0].id).state, second[-1].text) == ("superseded", "waits for 2 chunks under way to nvme0")
+    world.answer_all()
+    assert outcome(world, second).text == "nvme0 is read, and gets nothing new"
+
+
 def test_a_removed_backend_is_forgotten_after_its_calls():
     world = TierWorld()
     world.fill(PROMPT)
@@ -244,6 +278,16 @@ def test_a_test_has_the_answers_of_all_places():
     world.kill(Place(1, 0))
     refused = world.say(StoreTest(backend="nvme0"))[-1]
     assert (refused.code, refused.text) == ("BUSY", "the store of stage 1 does not answer; try again when it does")
+
+
+@pytest.mark.parametrize(("kind", "url", "shared"), [("memory", "", False), ("files", "/d", True)])
+def test_the_plan_of_a_clear_has_the_bytes_and_who_else_loses_them(kind, url, shared):
+    world = TierWorld(backends={"b": BackendConfig(kind=kind, url=url)})
+    for store in world.stores.values():
+        store.figures(used_bytes=3 * 2**20)
+    first, *others = plan(world, StoreClear(backend="b"))
+    assert first == "delete all chunks of this model from b; it holds 6.0 MiB"
+    assert any("other engines" in line for line in others) is shared
 
 
 def test_clear_deletes_markers_first():

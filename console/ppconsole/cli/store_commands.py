@@ -23,8 +23,8 @@ _LEAST, _PIPED = 60, 120
 def store_command() -> None:
     """List, add and operate backends of KV tiers.
 
-    A backend keeps KV blocks outside of device and host, as files or in Valkey. `store ls` prints device, host and
-    backends.
+    A backend keeps KV blocks outside of device and host: in files, Valkey, S3, or the memory of a process. `store ls`
+    prints device, host and backends.
     """
 
 

@@ -41,7 +41,7 @@ def range_text(kind: Any) -> str:
         each = range_text(typing.get_args(inner[0])[0]) if unit == "entries" else ""
         return f"{meta.min_length or 0} to {meta.max_length} {unit}" + (f" of {each}" if each else "")
     if meta.gt is not None:
-        return f"above {meta.gt:g} and at most {meta.le:g}"
+        return f"above {_number(meta.gt)} and at most {_number(meta.le)}"
     least, most = meta.ge, meta.le
     return f"{_number(least)} to {_number(most)}"
 

@@ -69,7 +69,7 @@ class StoreDrain(_OfBackend, tag="store-drain", kw_only=True, forbid_unknown_fie
 
 
 class StoreRemove(_OfBackend, tag="store-remove", kw_only=True, forbid_unknown_fields=True):
-    """Forget a backend when its calls under way have ended. Its chunks stay where they are."""
+    """Forget a backend when its calls under way have ended. Its chunks stay, those of kind memory end."""
 
 
 class StoreTest(_OfBackend, tag="store-test", kw_only=True, forbid_unknown_fields=True):

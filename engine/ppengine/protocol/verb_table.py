@@ -340,8 +340,8 @@ _STORES = (
         written="store drain", more="`store resume` ends it.", key=Key("B", "drain", "read it, write nothing new"),
     ),
     Row(
-        "store-remove", "forget a backend; its chunks stay where they are", (_BACKEND,), "backend", needs="loaded",
-        role="admin", written="store remove", key=Key("X", "remove", "forget it, keep its chunks"),
+        "store-remove", "forget a backend; its chunks stay, those of kind memory end", (_BACKEND,), "backend",
+        needs="loaded", role="admin", written="store remove", key=Key("X", "remove", "forget it"),
     ),
     Row(
         "store-test", "write, read, compare and delete one object in a backend", (_BACKEND,), "backend",

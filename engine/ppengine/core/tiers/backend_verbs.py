@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from ppengine.common.sizes import counted, size_text
 from ppengine.common.tier_config import BACKENDS_MOST, BackendConfig
 from ppengine.core.operations import Operation, Operations
 from ppengine.core.plans import CommandError, Plan
+from ppengine.core.tiers.backend_care import BackendCare
 from ppengine.core.tiers.backends import Backend
-from ppengine.core.tiers.jobs import Job
-from ppengine.core.tiers.open_pools import FIRST
 from ppengine.core.tiers.store_desk import StoreDesk
 from ppengine.protocol.backend_fields import without_secrets
 from ppengine.protocol.control import Command
-from ppengine.protocol.place import Place
-from ppengine.protocol.store_messages import Clear, Done, Test
 from ppengine.protocol.store_verbs import (
     StoreAdd,
     StoreClear,
@@ -29,10 +26,6 @@ from ppengine.protocol.store_verbs import (
     StoreVerb,
 )
 
-CARE_S = 15 * 60.0
-"""Most seconds for a `clear`."""
-TEST_CALLS = 6
-"""Calls of a test, each of which may take the time of a call."""
 HEADER = 4096
 """Most bytes of the header of a shard, with its padding."""
 OPEN_S = 30.0
@@ -56,9 +49,13 @@ class BackendVerbs:
     """Whether the profile has a host cache."""
     _operations: Operations
     _clock: Callable[[], float]
+    _care: BackendCare = field(init=False)
     _opening: dict[str, _Opening] = field(init=False, default_factory=dict)
     _draining: dict[str, Operation] = field(init=False, default_factory=dict)
     _leaving: dict[str, tuple[Operation, str]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._care = BackendCare(self._desk, self._operations, self._clock)
 
     def plan(self, verb: StoreVerb, command: Command) -> Plan:
         """Return the plan of a verb. Raises CommandError."""
@@ -72,7 +69,8 @@ class BackendVerbs:
             raise CommandError("NOT_FOUND", f"there is no backend {verb.backend}")
         match verb:
             case StorePause():
-                return self._plan_change(backend, command, f"neither read nor write {backend.name}", paused=True)
+                also = "; its drain ends" if backend.draining else ""
+                return self._plan_change(backend, command, f"neither read nor write {backend.name}{also}", paused=True)
             case StoreResume():
                 return self._plan_resume(backend, command)
             case StoreDrain():
@@ -80,9 +78,9 @@ class BackendVerbs:
             case StoreRemove():
                 return self._plan_remove(backend, command)
             case StoreTest():
-                return self._plan_test(backend)
+                return self._care.plan_test(backend)
             case StoreClear():
-                return self._plan_clear(backend)
+                return self._care.plan_clear(backend)
 
     def settle(self) -> None:
         """End operations whose effect has happened; report the progress of the others."""
@@ -91,7 +89,7 @@ class BackendVerbs:
             self._settle_opening(name, opening, now)
         for name, operation in list(self._draining.items()):
             if left := self._desk.writer.under_way_of(name):
-                self._operations.defer(operation, f"waits for {left} chunks that are being written to {name}")
+                self._operations.defer(operation, f"waits for {counted(left, 'chunk')} under way to {name}")
             else:
                 del self._draining[name]
                 if (backend := self._desk.backends.get(name)) is not None:
@@ -138,9 +136,9 @@ class BackendVerbs:
 
     def _at(self, verb: StoreAdd) -> Backend | None:
         """Return the backend of the same kind and place, which has the same objects; `memory` has none in common."""
-        place = verb.kind, verb.url.rstrip("/")
+        place = _place(verb.kind, verb.url)
         known = self._desk.backends if verb.url and verb.kind != "memory" else ()
-        return next((one for one in known if (one.config.kind, one.config.url.rstrip("/")) == place), None)
+        return next((one for one in known if _place(one.config.kind, one.config.url) == place), None)
 
     def _check_quota(self, verb: StoreAdd) -> None:
         """Raise CommandError for a quota that no chunk fits in: each write would fail."""
@@ -194,11 +192,20 @@ class BackendVerbs:
         return self._plan_change(backend, command, f"read and write {backend.name}{also}", paused=False)
 
     def _plan_drain(self, backend: Backend, command: Command) -> Plan:
-        name = backend.name
-        under_way = self._desk.writer.under_way_of(name)
-        line = f"write nothing new to {name}, and read it on; {under_way} chunks are being written"
+        name, under_way = backend.name, self._desk.writer.under_way_of(backend.name)
+        drained = backend.draining and name not in self._draining
+        line = f"write nothing new to {name}, and read it on"
+        if drained:
+            line = f"nothing changes: {name} is draining already"
+        elif backend.paused:
+            line += "; its pause ends"
+        elif under_way:
+            line += f"; {counted(under_way, 'chunk')} under way to it {'is' if under_way == 1 else 'are'} written first"
 
         def begin(operation: Operation) -> None:
+            if drained:
+                self._operations.end(operation, "applied", line)
+                return
             self._supersede(name, f"drained by {command.by}")
             # Stores refuse puts once they know it, so those under way end first.
             backend.paused, backend.draining = False, True
@@ -211,7 +218,8 @@ class BackendVerbs:
     def _plan_remove(self, backend: Backend, command: Command) -> Plan:
         name, calls = backend.name, self._desk.jobs.about(backend.name)
         fate = "its chunks end with it" if backend.config.kind == "memory" else "its chunks stay where they are"
-        lines = [f"forget {name}, after {calls} calls under way", fate]
+        after = f", after {counted(calls, 'call')} under way" if calls else ""
+        lines = [f"forget {name}{after}", fate]
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"removed by {command.by}")
@@ -225,75 +233,13 @@ class BackendVerbs:
         if (operation := self._draining.pop(name, None)) is not None:
             self._operations.end(operation, "superseded", why)
 
-    # --- care -----------------------------------------------------------------------------------------------
 
-    def _plan_test(self, backend: Backend) -> Plan:
-        name, places = backend.name, self._answering()
-        line = f"write, read, compare and delete one object in {name}, from {len(places)} places"
-
-        def begin(operation: Operation) -> None:
-            seconds = TEST_CALLS * backend.config.timeout_ms / 1e3 + 1
-            end = partial(self._cared, operation, list(places), "")
-            job = self._desk.jobs.open(places, seconds, end, backend=name, for_operator=True)
-            for place in places:
-                self._desk.send(place, Test(job.number, name))
-
-        return Plan([line], begin, target=name)
-
-    def _plan_clear(self, backend: Backend) -> Plan:
-        name, places = backend.name, self._answering()
-        lines = [f"delete all chunks of this model from {name}", "chunks of other models stay"]
-
-        def begin(operation: Operation) -> None:
-            self._desk.forget_chunks(name)
-            others = [place for place in places if place != FIRST]
-            # Markers first: no chunk is there in part.
-            end = partial(self._cleared_first, operation, others, name)
-            first = self._desk.jobs.open([FIRST], CARE_S, end, backend=name, for_operator=True)
-            self._desk.send(FIRST, Clear(first.number, name))
-
-        return Plan(lines, begin, target=name)
-
-    def _cleared_first(self, operation: Operation, others: list[Place], name: str, job: Job) -> None:
-        self._desk.forget_chunks(name)
-        answer = job.answers.get(FIRST)
-        if not others or not isinstance(answer, Done) or answer.error:
-            self._cared(operation, [FIRST], "", job)
-            return
-        done = f"{self._names([FIRST])}: {answer.text}; " if answer.text else ""
-        end = partial(self._cared, operation, others, done)
-        second = self._desk.jobs.open(others, CARE_S, end, backend=name, for_operator=True)
-        for place in others:
-            self._desk.send(place, Clear(second.number, name))
-
-    def _answering(self) -> list[Place]:
-        """Return all places. Raises CommandError unless their stores answer."""
-        now = self._clock()
-        silent = next((store for store in self._desk.links.records.values() if not store.answers(now)), None)
-        if silent is not None:
-            raise CommandError("BUSY", f"{silent.name} does not answer; try again when it does")
-        return list(self._desk.links.records)
-
-    def _cared(self, operation: Operation, places: list[Place], done: str, job: Job) -> None:
-        """End the operation of a test or a clear with the answers of all places."""
-        by_text: dict[str, list[Place]] = {}
-        failed = bool(job.why)
-        for place in places:
-            answer = job.answers.get(place)
-            if isinstance(answer, Done):
-                failed = failed or bool(answer.error)
-                text = answer.error or answer.text or "done"
-            else:
-                text = job.why or "no answer"
-            by_text.setdefault(text, []).append(place)
-        text = "; ".join(f"{self._names(found)}: {text}" for text, found in by_text.items())
-        self._operations.end(operation, "failed" if failed else "applied", done + text)
-
-    def _names(self, places: list[Place]) -> str:
-        """Return `stage 0`, or `stages 0.0, 0.1 and 1.0` with their ranks."""
-        ranked = any(place.rank for place in self._desk.links.records)
-        *others, last = [f"{place.stage}.{place.rank}" if ranked else f"{place.stage}" for place in places]
-        return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
+def _place(kind: str, url: str) -> tuple[str, str]:
+    """Return kind and place in one form: `/kv/./a/` is `/kv/a`, and a server of Valkey without a number is number 0."""
+    if url.startswith("/"):
+        return kind, posixpath.normpath(url)
+    place = url.rstrip("/")
+    return kind, place.removesuffix("/0") if kind == "valkey" else place
 
 
 def _kept(name: str) -> str:

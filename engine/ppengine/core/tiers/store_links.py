@@ -55,6 +55,11 @@ class StoreLinks:
             backend.threads = min((one.threads for one in figures), default=1)
             backend.shut = any(one.state in ("opening", "broken") for one in figures)
 
+    def used_bytes(self, name: str) -> int | None:
+        """Return the bytes of a backend, all places together; None: not known."""
+        used = [record.figures[name].used_bytes for record in self.records.values() if name in record.figures]
+        return sum(used) if len(used) == len(self.records) and min(used, default=-1) >= 0 else None
+
     def update(self) -> None:
         """Send all stores everything that they lack."""
         self._name()

@@ -61,7 +61,6 @@ class TierReport:
         name, config = backend.name, backend.config
         records = list(self._desk.links.records.values())
         figures = [record.figures[name] for record in records if name in record.figures]
-        used = [one.used_bytes for one in figures]
         read = sum(record.total(name, "read_bytes") for record in records)
         written = sum(record.total(name, "written_bytes") for record in records)
         read_s, write_s = self._rates(name, read, written)
@@ -70,7 +69,7 @@ class TierReport:
             state=self._state(backend, figures), breaker=_breaker(figures),
             error=next((one.error for one in figures if one.error), ""),
             quota_bytes=backend.quota_bytes,
-            used_bytes=sum(used) if len(used) == len(records) and min(used, default=-1) >= 0 else None,
+            used_bytes=self._desk.links.used_bytes(name),
             hit_tokens_total=self._desk.hit_tokens(backend),
             read_bytes_total=read, written_bytes_total=written, read_bytes_s=read_s, write_bytes_s=write_s,
             read_ms=_slowest([(one.read_p50_ms, one.read_p99_ms, one.reads) for one in figures]),
