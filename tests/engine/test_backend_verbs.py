@@ -173,6 +173,34 @@ def test_resume_opens_a_broken_backend_again():
     assert world.jobs(Find)
 
 
+@pytest.mark.parametrize(
+    ("figures", "end"),
+    [({}, ("applied", "nvme0 is open")),
+     ({"state": "broken", "error": "no server"}, ("failed", "nvme0 cannot be opened: no server"))],
+)  # fmt: skip
+def test_resume_of_a_broken_backend_ends_when_it_is_open_or_is_not(figures, end):
+    world = TierWorld()
+    for store in world.stores.values():
+        store.figures(breaker="open")
+    answers = world.say(StoreResume(backend="nvme0"))
+    assert isinstance(outcome(world, answers), Deferred)
+    for store in world.stores.values():
+        store.figures(**figures)
+    done = outcome(world, answers)
+    assert (done.state, done.text.partition(";")[0]) == end
+
+
+def test_a_resume_or_a_removal_ends_an_add_that_waits():
+    world = TierWorld(backends={})
+    added = world.say(StoreAdd(backend="x", kind="files", url="/kv"))
+    resumed = world.say(StoreResume(backend="x"))
+    done = outcome(world, added)
+    assert (done.state, done.text.partition(" by ")[0]) == ("superseded", "opened again")
+    world.say(StoreRemove(backend="x"))
+    done = outcome(world, resumed)
+    assert (done.state, done.text) == ("superseded", "it was removed before it was open")
+
+
 def test_a_backend_that_is_opened_again_keeps_its_counts():
     world = TierWorld()
     for store in world.stores.values():

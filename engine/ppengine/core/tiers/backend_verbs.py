@@ -34,7 +34,7 @@ OPEN_S = 30.0
 
 @dataclass(eq=False, slots=True)
 class _Opening:
-    """A backend that was added, and is being opened by the stores."""
+    """A backend that is being opened by the stores, after it was added or resumed."""
 
     operation: Operation
     until: float
@@ -69,8 +69,7 @@ class BackendVerbs:
             raise CommandError("NOT_FOUND", f"there is no backend {verb.backend}")
         match verb:
             case StorePause():
-                also = "; its drain ends" if backend.draining else ""
-                return self._plan_change(backend, command, f"neither read nor write {backend.name}{also}", paused=True)
+                return self._plan_pause(backend, command)
             case StoreResume():
                 return self._plan_resume(backend, command)
             case StoreDrain():
@@ -129,8 +128,7 @@ class BackendVerbs:
         def begin(operation: Operation) -> None:
             desk.backends.add(Backend(name, config))
             desk.changed()
-            self._opening[name] = _Opening(operation, self._clock() + OPEN_S)
-            self.settle()
+            self._await_open(operation, name, "")
 
         return Plan([line], begin, target=name)
 
@@ -148,14 +146,21 @@ class BackendVerbs:
             text = f"a chunk has {size_text(least)} on all stages, and a quota of {size_text(quota)} keeps none"
             raise CommandError("DOES_NOT_FIT", f"{text}; quota_gib must be at least {1.01 * least / 2**30:.3g}")
 
+    def _await_open(self, operation: Operation, name: str, why: str) -> None:
+        """End an operation when the stores have opened a backend; an older one that waits for it ends with `why`."""
+        self._end_opening(name, why)
+        self._opening[name] = _Opening(operation, self._clock() + OPEN_S)
+        self.settle()
+
+    def _end_opening(self, name: str, why: str) -> None:
+        if (opening := self._opening.pop(name, None)) is not None:
+            self._operations.end(opening.operation, "superseded", why)
+
     def _settle_opening(self, name: str, opening: _Opening, now: float) -> None:
         stores = self._desk.links.records.values()
         figures = [store.figures[name] for store in stores if name in store.figures]
         failed = next((one for one in figures if one.state == "broken"), None)
-        if self._desk.backends.get(name) is None:
-            text = "it was removed before it was open"
-            self._operations.end(opening.operation, "superseded", text)
-        elif failed is not None:
+        if failed is not None:
             # It stays, and the stores try again: the place may come back.
             text = f"{name} cannot be opened: {failed.error}; {_kept(name)}"
             self._operations.end(opening.operation, "failed", text)
@@ -169,27 +174,39 @@ class BackendVerbs:
             return
         del self._opening[name]
 
-    def _plan_change(self, backend: Backend, command: Command, line: str, *, paused: bool) -> Plan:
-        """Plan to pause a backend, or to use it again."""
+    def _plan_pause(self, backend: Backend, command: Command) -> Plan:
         name = backend.name
-        if (backend.paused, backend.draining) == (paused, False) and not (_fails(backend) and not paused):
-            line = f"nothing changes: {name} is {_state(backend)} already"
+        line = f"neither read nor write {name}" + ("; its drain ends" if backend.draining else "")
+        if backend.paused:
+            line = f"nothing changes: {name} is paused already"
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"{line}, by {command.by}")
-            broken = _fails(backend) and not paused
-            self._desk.backends.change(backend, paused=paused, draining=False)
-            if broken:
-                self._desk.links.reopen(backend)
-                self._desk.costs.forget(name)
+            self._desk.backends.change(backend, paused=True, draining=False)
             self._desk.changed()
             self._operations.end(operation, "applied", line)
 
         return Plan([line], begin, target=name)
 
     def _plan_resume(self, backend: Backend, command: Command) -> Plan:
-        also = ", and open it again" if _fails(backend) else ""
-        return self._plan_change(backend, command, f"read and write {backend.name}{also}", paused=False)
+        name, fails = backend.name, backend.broken or backend.shut or backend.name in self._opening
+        line = f"read and write {name}" + (", and open it again" if fails else "")
+        if not (fails or backend.paused or backend.draining):
+            line = f"nothing changes: {name} is in use already"
+
+        def begin(operation: Operation) -> None:
+            self._supersede(name, f"{line}, by {command.by}")
+            self._desk.backends.change(backend, paused=False, draining=False)
+            if fails:
+                self._desk.links.reopen(backend)
+                self._desk.costs.forget(name)
+            self._desk.changed()
+            if fails:
+                self._await_open(operation, name, f"opened again by {command.by}")
+            else:
+                self._operations.end(operation, "applied", line)
+
+        return Plan([line], begin, target=name)
 
     def _plan_drain(self, backend: Backend, command: Command) -> Plan:
         name, under_way = backend.name, self._desk.writer.under_way_of(backend.name)
@@ -223,6 +240,7 @@ class BackendVerbs:
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"removed by {command.by}")
+            self._end_opening(name, "it was removed before it was open")
             self._desk.forget(name)
             self._leaving[name] = operation, fate
             self.settle()
@@ -246,12 +264,3 @@ def _kept(name: str) -> str:
     return (
         f"it is kept and tried again; when that is mended, store test {name} opens it; store remove {name} forgets it"
     )
-
-
-def _state(backend: Backend) -> str:
-    return "paused" if backend.paused else "draining" if backend.draining else "in use"
-
-
-def _fails(backend: Backend) -> bool:
-    """Return whether a store has not opened a backend, or leaves it alone."""
-    return backend.broken or backend.shut
