@@ -57,6 +57,6 @@ class Opener:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception in one line."""
-    name, text = type(error).__name__, one_line(str(error))
+    """Return an exception in one line, without a full stop."""
+    name, text = type(error).__name__, one_line(str(error)).rstrip(".")
     return (text or name) if isinstance(error, Exception) else f"{name}: {text}"

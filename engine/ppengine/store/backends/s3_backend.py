@@ -20,6 +20,7 @@ from obstore.store import S3Store
 from typing_extensions import override
 
 from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage, server_of
+from ppengine.store.backends.s3_errors import plain_errors
 from ppengine.store.lru_index import LruIndex
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class S3Backend(Backend):
         self._listed = 0.0
 
     @override
+    @plain_errors()
     def open(self, config: BackendOptions, layout: Layout) -> None:
         self._quota, self._parts = config.quota_bytes, layout.parts
         bucket, prefix, options = _parts(config.url)
@@ -60,6 +62,7 @@ class S3Backend(Backend):
         self._list()
 
     @override
+    @plain_errors()
     def find(self, keys: Sequence[str]) -> list[bool]:
         async def look() -> list[bool]:
             return list(await asyncio.gather(*(self._there(key) for key in keys)))
@@ -67,6 +70,7 @@ class S3Backend(Backend):
         return asyncio.run(look())
 
     @override
+    @plain_errors()
     def read(self, key: str, into: memoryview) -> int:
         try:
             result = obstore.get(self._store, key)
@@ -84,6 +88,7 @@ class S3Backend(Backend):
         return size
 
     @override
+    @plain_errors()
     def write(self, key: str, data: memoryview) -> None:
         if len(data) > self._quota:
             raise BackendError(f"an object has {len(data)} bytes, the quota is {self._quota}")
@@ -106,6 +111,7 @@ class S3Backend(Backend):
             raise
 
     @override
+    @plain_errors()
     def delete(self, keys: Sequence[str]) -> None:
         single = [key for key in keys if not key.endswith("/")]
         below = [name for key in keys if key.endswith("/") for name, _, _ in self._names(key)]
