@@ -460,7 +460,7 @@ def test_a_request_that_waits_says_for_what():
     info = world.engine.reporter.build()
     (request,) = info.requests
     assert request.state == "fetching"
-    assert request.why.text == "fetching 3 of 3 chunks from nvme0, stage 1 last, 84 of 2000 ms"
+    assert request.why.text == "nvme0: 3 of 3 chunks, stage 1 last, 84 of 2000 ms"
     assert (info.tiers.finding, info.tiers.fetching) == (0, 1)
     assert [store.jobs for store in info.tiers.stores] == [0, 1]
     assert info.tiers.stores[1].lag_ms == pytest.approx(84.0)

@@ -166,9 +166,9 @@ def why_less(fetch: FetchUnderWay) -> str:
 
 
 def why_waits(pools: OpenPools, fetch: FetchUnderWay, now: float) -> str:
-    """Return which chunks a request waits for, from where, and for how long."""
+    """Return from where a request gets chunks, which ones, and for how long; narrow tables show the beginning."""
     owed = sorted({place.stage for run in fetch.runs if run.job is not None for place in run.job.owed})
     last = f"stage {owed[0]} last, " if len(owed) == 1 and len(pools.places) > 1 else ""
     total = len(fetch.digests) // pools.chunk_blocks
     ages = f"{(now - fetch.began) * 1e3:.0f} of {(fetch.deadline - fetch.began) * 1e3:.0f} ms"
-    return f"fetching {fetch.chunks} of {total} chunks from {fetch.backends}, {last}{ages}"
+    return f"{fetch.backends}: {fetch.chunks} of {total} chunks, {last}{ages}"
