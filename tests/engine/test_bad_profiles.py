@@ -63,6 +63,10 @@ OUT_OF_RANGE: dict[str, tuple[str, str]] = {
     "backend's key": ("tiers.backends.a.knd=files", "unknown key tiers.backends.a.knd; did you mean"),
     "backend's kind missing": ("tiers.backends.a={}", "tiers.backends.a.kind is missing"),
     "backend's quota": ("tiers.backends.a.quota_gib=0", "tiers.backends.a.quota_gib is 0; it must be above 0"),
+    "backends at one place": (
+        "tiers.backends={a: {kind: files, url: /kv}, b: {kind: files, url: /kv/./}}",
+        "tiers.backends: a and b are at one place; a quota counts all chunks of it",
+    ),
     "backend that is none": ("tiers.backends.a=3", "tiers.backends.a is 3; it is a section of keys"),
     "backends that are a list": ("tiers.backends=[a]", "it is a map from names to sections"),
     "length": ("model.max_model_len=1", "model.max_model_len is 1; it must be 2 to 4194304"),

@@ -81,6 +81,11 @@ def test_unknown_kinds_are_refused_with_those_that_are_there() -> None:
 # --- memory -----------------------------------------------------------------------------------------------------
 
 
+def test_a_place_of_kind_memory_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"^kind memory has no url"):
+        Contract(lambda: make_backend("memory"), "/kv").open()
+
+
 def test_a_new_object_takes_the_pages_of_an_evicted_one_of_its_size() -> None:
     backend = MemoryBackend()
     contract = Contract(lambda: backend, "", persistent=False)

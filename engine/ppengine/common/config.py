@@ -195,6 +195,9 @@ def _check_tiers(tiers: TierConfig) -> None:
     for name, backend in tiers.backends.items():
         check_kind("tiers.backends: a name", name, BackendName)
         check_ranges(backend, f"tiers.backends.{name}.")
+        same = [one for one, other in tiers.backends.items() if other.place == backend.place is not None]
+        if same[1:]:
+            raise ValueError(f"tiers.backends: {' and '.join(same)} are at one place; a quota counts all chunks of it")
     if tiers.backends and not tiers.host:
         raise ValueError("tiers.host is false; tiers.backends needs it")
 

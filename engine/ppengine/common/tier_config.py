@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from typing import Annotated
 
 import msgspec
@@ -34,6 +35,19 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Chunks that it gets: always; reused: at the second use; evicted: before their host slots are."""
     timeout_ms: TimeoutMs = 2000
     """Milliseconds for one call."""
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Kind and place in one form, by which two backends would have the same objects; None: it shares none.
+
+        `/kv/./a/` is `/kv/a`, and a server of Valkey without a number is number 0.
+        """
+        if not self.url or self.kind == "memory":
+            return None
+        if self.url.startswith("/"):
+            return self.kind, posixpath.normpath(self.url)
+        url = self.url.rstrip("/")
+        return self.kind, url.removesuffix("/0") if self.kind == "valkey" else url
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

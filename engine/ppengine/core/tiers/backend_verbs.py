@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -110,7 +109,10 @@ class BackendVerbs:
             raise CommandError("CONFLICT", f"there is a backend {name} already; choose another name")
         if name in self._leaving:
             raise CommandError("BUSY", f"{name} is being removed; try again when that has ended")
-        if (same := self._at(verb)) is not None:
+        config = BackendConfig(
+            kind=verb.kind, url=verb.url, quota_gib=verb.quota_gib, write=verb.write, timeout_ms=verb.timeout_ms
+        )
+        if (same := self._at(config)) is not None:
             raise CommandError("CONFLICT", f"{same.name} is there already; a quota counts all chunks of one place")
         if len(desk.backends) >= BACKENDS_MOST:
             raise CommandError("DOES_NOT_FIT", f"there are {BACKENDS_MOST} backends, the most; remove one first")
@@ -119,9 +121,6 @@ class BackendVerbs:
         if why := desk.links.why_not_kind(verb.kind):
             raise CommandError("UNSUPPORTED", why)
         self._check_quota(verb)
-        config = BackendConfig(
-            kind=verb.kind, url=verb.url, quota_gib=verb.quota_gib, write=verb.write, timeout_ms=verb.timeout_ms
-        )
         place = f" at {without_secrets(verb.url)}" if verb.url else ""
         line = f"add {name}: {verb.kind}{place}, {verb.quota_gib:g} GiB, write {verb.write}"
 
@@ -132,11 +131,10 @@ class BackendVerbs:
 
         return Plan([line], begin, target=name)
 
-    def _at(self, verb: StoreAdd) -> Backend | None:
-        """Return the backend of the same kind and place, which has the same objects; `memory` has none in common."""
-        place = _place(verb.kind, verb.url)
-        known = self._desk.backends if verb.url and verb.kind != "memory" else ()
-        return next((one for one in known if _place(one.config.kind, one.config.url) == place), None)
+    def _at(self, config: BackendConfig) -> Backend | None:
+        """Return the backend that has the same objects."""
+        known = self._desk.backends if config.place is not None else ()
+        return next((one for one in known if one.config.place == config.place), None)
 
     def _check_quota(self, verb: StoreAdd) -> None:
         """Raise CommandError for a quota that no chunk fits in: each write would fail."""
@@ -250,14 +248,6 @@ class BackendVerbs:
     def _supersede(self, name: str, why: str) -> None:
         if (operation := self._draining.pop(name, None)) is not None:
             self._operations.end(operation, "superseded", why)
-
-
-def _place(kind: str, url: str) -> tuple[str, str]:
-    """Return kind and place in one form: `/kv/./a/` is `/kv/a`, and a server of Valkey without a number is number 0."""
-    if url.startswith("/"):
-        return kind, posixpath.normpath(url)
-    place = url.rstrip("/")
-    return kind, place.removesuffix("/0") if kind == "valkey" else place
 
 
 def _kept(name: str) -> str:

@@ -33,6 +33,8 @@ class MemoryBackend(Backend):
 
     @override
     def open(self, config: BackendOptions, layout: Layout) -> None:
+        if config.url:
+            raise BackendError("kind memory has no url: its objects are in the store process")
         self._quota = config.quota_bytes
 
     @override
