@@ -131,13 +131,14 @@ def test_a_test_names_the_call_that_takes_its_time() -> None:
 
     def hang(call: str) -> None:
         if call == "find":
+            backend.fault = lambda call: None
             world.pass_s(10.0)
             answers.extend(world.sent)
 
     backend.fault = hang
     world.store.take(Trial(1, "m"))
     world.work()
-    assert [each.error for each in answers] == ["the find of the object has not ended in 5000 ms"]
+    assert [each.error for each in answers] == ["the find of the object has not ended in 7000 ms"]
     world.close()
 
 
@@ -150,6 +151,45 @@ def test_an_object_that_a_test_does_not_find_is_no_corrupt_shard() -> None:
     world.close()
 
 
+def lose_a_byte(backend: FakeBackend) -> dict[str, Any]:
+    """Return a read that returns one byte less."""
+    whole = backend.read
+    return {"read": lambda key, into: whole(key, into) - 1}
+
+
+def flip(backend: FakeBackend) -> dict[str, Any]:
+    """Return a read that flips a bit."""
+    whole = backend.read
+
+    def read(key: str, into: memoryview) -> int:
+        length = whole(key, into)
+        into[7] ^= 1
+        return length
+
+    return {"read": read}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text", "corrupt"),
+    [
+        (lambda backend: {"find": lambda keys: [True] * len(keys)}, "an object is found that was never written", 0),
+        (lambda backend: {"delete": lambda keys: None}, "the object is found after its delete", 0),
+        (lose_a_byte, "the object has 4194304 bytes, and its read returned 4194303", 1),
+        (flip, "the object came back with other bytes", 1),
+    ],
+)
+def test_a_test_names_the_rule_that_a_backend_breaks(
+    wrong: Callable[[FakeBackend], dict[str, Any]], text: str, corrupt: int
+) -> None:
+    world, backend = world_with()
+    for name, method in wrong(backend).items():
+        setattr(backend, name, method)
+    done = world.ask(Trial(1, "m"))
+    assert isinstance(done, Done)
+    assert (done.error, figures(world).corrupt) == (text, corrupt)
+    world.close()
+
+
 def test_a_test_behind_calls_that_hang_names_their_number() -> None:
     world, backend = world_with()
     sent: list[Any] = []
@@ -159,12 +199,12 @@ def test_a_test_behind_calls_that_hang_names_their_number() -> None:
         world.store.take(Trial(2, "m"))
         world.pass_s(0.9)
         world.store.tick()
-        world.pass_s(4.5)
+        world.pass_s(6.5)
         sent.extend(each for each in world.sent if isinstance(each, Done))
 
     backend.fault = hang
     world.store.take(Put(1, 1, "m", KEY, [0, 1], 60_000))
     world.step()
-    assert [each.error for each in sent] == ["no thread of m was free in 5000 ms, behind 1 call"]
+    assert [each.error for each in sent] == ["no thread of m was free in 7000 ms, behind 1 call"]
     world.work()
     world.close()

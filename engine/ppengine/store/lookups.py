@@ -24,7 +24,7 @@ CLEAR_S = 600.0
 TEST_BYTES = 4 * 2**20
 PIECE = 64 * 1024
 """Random bytes made at once. glibc would keep the memory of larger ones, for each thread."""
-TEST_CALLS = 5
+TEST_CALLS = 7
 """Calls of a test, each of which may take the time of a call."""
 
 
@@ -182,17 +182,27 @@ class TestJob(CareJob):
         middle = time.monotonic()
         try:
             self._step = "find"
-            if backend.find([self._name]) != [True]:
-                raise BackendError("the object is not found after its write")
+            _expect(backend, self._name, "the object is not found after its write", there=True)
+            _expect(backend, f"{self._name}-none", "an object is found that was never written", there=False)
             again = time.monotonic()
             self._step = "read"
             length = backend.read(self._name, read)
             end = time.monotonic()
-            if length != TEST_BYTES or read != written:
-                raise CorruptError(f"the object of {TEST_BYTES} bytes came back as another one of {length}")
+            if length != TEST_BYTES:
+                raise CorruptError(f"the object has {TEST_BYTES} bytes, and its read returned {length}")
+            if read != written:
+                raise CorruptError("the object came back with other bytes")
         finally:
             self._step = "delete"
             backend.delete([self._name])
+        self._step = "find"
+        _expect(backend, self._name, "the object is found after its delete", there=False)
         mib = TEST_BYTES // 2**20
         self._text = f"{mib} MiB written in {(middle - begin) * 1000:.1f} ms, read in {(end - again) * 1000:.1f} ms"
         return 0
+
+
+def _expect(backend: Backend, name: str, wrong: str, *, there: bool) -> None:
+    """Raise BackendError with the text `wrong` unless an object is there, or is not."""
+    if backend.find([name]) != [there]:
+        raise BackendError(wrong)

@@ -18,7 +18,7 @@ from ppengine.protocol.store_messages import Clear, Done, Test
 
 CARE_S = 15 * 60.0
 """Most seconds for a `clear`."""
-TEST_CALLS = 6
+TEST_CALLS = 8
 """Calls of a test, each of which may take the time of a call."""
 
 
