@@ -131,6 +131,13 @@ def test_an_engine_without_tiers_says_how_to_get_some() -> None:
     assert msgspec.convert(older, Snapshot).tiers is None
 
 
+def test_a_page_without_backends_says_how_to_get_one() -> None:
+    found = tiers()
+    found.backends.clear()
+    found.stores.clear()
+    assert texts(picture(found))[-1] == "  no backends: store add, or tiers.backends of the profile, names one"
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_names_from_outside_break_no_column(width: int) -> None:
     found = tiers()

@@ -17,6 +17,7 @@ from ppconsole.view.cells import table_row as made_row
 from ppconsole.view.tier_bars import backend_bar, device_bar, host_bar
 
 NO_TIERS = "no KV tiers: set tiers.host to true in the profile and start the engine again"
+NO_BACKENDS = "no backends: store add, or tiers.backends of the profile, names one"
 _NOTHING = figures.NOTHING
 STATE_STYLES = {
     "opening": "info", "open": "ok", "broken": "bad", "paused": "warn", "draining": "warn", "unknown": "warn",
@@ -81,6 +82,8 @@ def rows(
     found = [*_head(tiers, width), *_tier_rows(snapshot, tiers, width, selected, rates or HostRates()), EMPTY]
     if tiers.backends:
         found += [*_backend_rows(tiers.backends, width, selected), EMPTY]
+    else:
+        found.append(clip(row((f"  {NO_BACKENDS}", "dim")), width))
     if tiers.stores:
         found += store_rows(tiers.stores, width)
     return found
