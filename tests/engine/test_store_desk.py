@@ -340,7 +340,7 @@ def test_a_measured_backend_serves_while_another_one_is_measured():
     disk = filled()
     for copies in (disk.shards, disk.markers):
         copies.update({("new", *name[1:]): value for name, value in list(copies.items())})
-    backends = {name: BackendConfig(kind="files", url="/d") for name in ("new", "nvme0")}
+    backends = {name: BackendConfig(kind="files", url=f"/{name}") for name in ("new", "nvme0")}
     world = TierWorld(disk=disk, backends=backends, measured=False)
     world.engine.tiers.costs.ended("nvme0", 1, 1e-6)
     for (backend, _, key), marker in disk.markers.items():

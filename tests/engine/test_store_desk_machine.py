@@ -48,7 +48,7 @@ class StoreDeskMachine(RuleBasedStateMachine):
         measured=st.booleans(),
     )  # fmt: skip
     def begin(self, write, slots, measured):
-        backends = {name: BackendConfig(kind="files", url="/d", write=write) for name in ("nvme0", "s3")}
+        backends = {name: BackendConfig(kind="files", url=f"/{name}", write=write) for name in ("nvme0", "s3")}
         disk = Disk()
         disk.shards, disk.markers = dict(filled().shards), dict(filled().markers)
         self.world = world = TierWorld(disk=disk, swap_blocks=slots, backends=backends, fetches=3, measured=measured)
@@ -154,7 +154,7 @@ class StoreDeskMachine(RuleBasedStateMachine):
         if backends.get("s3") is not None:
             self.world.say(StoreRemove(backend="s3"))
         else:
-            backends.add(Backend("s3", BackendConfig(kind="files", url="/d", write="always")))
+            backends.add(Backend("s3", BackendConfig(kind="files", url="/s3", write="always")))
             self.world.engine.tiers.changed()
 
     # --- what always holds ----------------------------------------------------------------------------------
