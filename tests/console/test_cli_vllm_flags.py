@@ -26,7 +26,7 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
         (["-tp", "2"], "it is --set parallel.tensor=VALUE"),
         (["--dtype", "auto"], "it is --set model.dtype=VALUE"),
         (["--host", "0.0.0.0"], "it is --http HOST:PORT"),
-        (["--served-model-name", "x"], "clients name the model as its folder, or leave it out"),
+        (["--served-model-name", "x"], "it is --set 'http.model_names=[VALUE, ...]'"),
     ],
 )
 def test_a_flag_of_vllm_is_answered_with_that_of_serve(cli: Cli, words: list[str], here: str) -> None:

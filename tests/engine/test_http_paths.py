@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import openai
 import pytest
-from http_world import served, world
+from http_world import ASK, HTTP, TINY, HttpWorld, served, world
+from msgspec.structs import replace
 from ppengine.http.client_stats import Client, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
 
@@ -41,6 +43,24 @@ async def test_a_model_may_have_slashes_in_its_name() -> None:
         answer = await one.http.get("/v1/models/meta/llama")
         assert answer.status_code == 404
         assert answer.json()["error"]["message"] == "model meta/llama is not served here; it is tiny"
+
+
+async def test_the_profile_may_name_the_model_for_clients() -> None:
+    """As vLLM's `--served-model-name`: each name is listed and taken, and the first is in answers."""
+    async with HttpWorld(replace(HTTP, model_names=["chat", "org/chat-8b"])) as one:
+        one.model.text = "It rains."
+        listed = [model.id for model in (await one.openai.models.list()).data]
+        assert listed == ["chat", "org/chat-8b"]
+        assert [(await one.openai.models.retrieve(name)).id for name in listed] == listed
+        for name in listed:
+            assert (await one.openai.completions.create(model=name, prompt="How?")).model == "chat"
+        assert (await one.post("/v1/completions", {"prompt": "How?"}))[1]["model"] == "chat"
+        assert (await one.post("/v1/messages", {"max_tokens": 4, "messages": ASK}))[1]["model"] == "chat"
+        for name in ("tiny", str(TINY)):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await one.openai.completions.create(model=name, prompt="How?")
+            assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
+            assert f"model {name[:80]} is not served here; it is chat or org/chat-8b" in str(refused.value)
 
 
 async def test_errors_of_anthropics_paths_have_its_form() -> None:

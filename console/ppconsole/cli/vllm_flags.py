@@ -19,6 +19,7 @@ KEYS = {
     "--pipeline-parallel-size": "parallel.pipeline",
     "--reasoning-parser": "http.reasoning",
     "--revision": "model.revision",
+    "--served-model-name": "http.model_names",
     "--skip-tokenizer-init": "model.skip_tokenizer",
     "--stream-interval": "http.stream_interval",
     "--swap-space": "memory.swap_space_gib",
@@ -29,6 +30,8 @@ KEYS = {
 """Keys of a profile by flag. click takes `-tp` and `-pp` as their first letters."""
 _FLAGS = frozenset({"--enable-chunked-prefill", "--enable-prefix-caching", "--enforce-eager", "--skip-tokenizer-init"})
 """Those without a value."""
+_LISTS = frozenset({"--allowed-origins", "--served-model-name"})
+"""Those with several values."""
 OTHERS = {
     "--api-key": "API keys are in PPCONSOLE_API_KEY, or in a file: --set http.keys=FILE",
     "--data-parallel-size": "start an engine for each copy",
@@ -39,7 +42,6 @@ OTHERS = {
     "--model": "a profile names the model, as model.path, or model.source and model.id",
     "--port": "it is --http HOST:PORT",
     "--quantization": "weights are those of safetensors in float64, float32, bfloat16 or float16",
-    "--served-model-name": "clients name the model as its folder, or leave it out",
     "--speculative-config": "this engine does not speculate",
     "--tool-call-parser": "it is --tool-parser NAME",
     "--trust-remote-code": "code from checkpoints never runs",
@@ -53,5 +55,7 @@ def counterpart(option: str) -> str:
     plain = flag.replace("--no-", "--", 1)
     if (key := KEYS.get(plain)) is None:
         return OTHERS.get(flag, "")
+    if plain in _LISTS:
+        return f"it is --set '{key}=[VALUE, ...]'"
     value = ("true" if flag == plain else "false") if plain in _FLAGS else "VALUE"
     return f"it is --set {key}={value}"

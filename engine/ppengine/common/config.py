@@ -79,6 +79,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 parse_http(self.http.listen)
             except ValueError as error:
                 raise ValueError(f"http.listen: {error}") from None
+        for name in (names := self.http.model_names):
+            if names.count(name) > 1:
+                raise ValueError(f"http.model_names has {shown(name)} {names.count(name)} times; a name is given once")
         _check_tiers(self.tiers)
         if self.tiers.host and not self.scheduler.prefix_caching:
             raise ValueError("scheduler.prefix_caching is false; tiers.host needs it")
@@ -112,6 +115,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the node that this process runs on; empty: the engine's own host."""
     address: str = "127.0.0.1"
     """Address of this node for the edges of its stages."""
+
+    @property
+    def model_names(self) -> list[str]:
+        """Names of the model over HTTP, its own first: those of the profile, otherwise the name of its folder."""
+        return self.profile.http.model_names or [Path(self.model_path).name]
 
     @property
     def http_roles(self) -> list[str]:

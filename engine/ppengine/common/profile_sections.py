@@ -31,6 +31,13 @@ Origin = Annotated[
         description="* or SCHEME://HOST[:PORT], without a slash at its end",
     ),
 ]
+ServedName = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[^\s\x00-\x1f\x7f-\x9f]{1,256}\Z",
+        description="1 to 256 characters without spaces",
+    ),
+]
 LAYERS_MOST = 1024
 MODEL_LEN_MOST = 2**22
 """Tokens of the longest sequence that any model may have."""
@@ -134,6 +141,11 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`HOST:PORT` of the API; null: there is none. Port 0: a free one."""
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that share the port."""
+    model_names: Annotated[list[ServedName], Meta(max_length=64)] = []
+    """Names by which requests call the model, as `/v1/models` lists them; none: its folder, or its id on a hub.
+
+    The first is in answers, and `model_name` of metrics.
+    """
     keys: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
     """File of API keys, a line each as `NAME KEY [LIMIT=N ...]`, beside PPCONSOLE_API_KEY; null: that one, or none.
 

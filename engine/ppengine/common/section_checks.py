@@ -29,10 +29,11 @@ def check_ranges(section: msgspec.Struct, prefix: str) -> None:
 
 def _check_value(name: str, value: object, hint: Any) -> None:
     check_kind(name, value, hint)
-    if isinstance(value, str):
-        check_utf8(name, value)
-        if "\0" in value:
-            raise ValueError(f"{name} is {shown(value)}; it must be a text without NUL")
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str):
+            check_utf8(name, text)
+            if "\0" in text:
+                raise ValueError(f"{name} is {shown(text)}; it must be a text without NUL")
 
 
 @functools.cache

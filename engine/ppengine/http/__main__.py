@@ -96,7 +96,7 @@ def traces_of(config: EngineConfig, role: str) -> CallTraces | None:
     # Of the extra `otel`: the supervisor has seen that it is there.
     from ppengine.http.tracing import traces_to
 
-    return traces_to(endpoint, Path(config.model_path).name, f"{config.id}/{role}")
+    return traces_to(endpoint, config.model_names[0], f"{config.id}/{role}")
 
 
 async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimits, listener: socket.socket) -> None:

@@ -135,13 +135,14 @@ class Routes:
         return json_response(fields.Detokenized(self._service.tokenizer.decode(body.tokens)))
 
     async def models(self, request: Request, caller: Caller) -> Response:
-        """Return the list of models, which is one."""
-        return json_response(fields.ModelList(data=[self._model()]))
+        """Return the names of the model, each as a model."""
+        return json_response(fields.ModelList(data=[self._model(name) for name in self._service.models]))
 
     async def model(self, request: Request, caller: Caller) -> Response:
         """Return one model by its name."""
-        self._service.check_model(request.path_params["name"])
-        return json_response(self._model())
+        service, name = self._service, request.path_params["name"]
+        service.check_model(name)
+        return json_response(self._model(name if name in service.models else service.model))
 
     async def version(self, request: Request, caller: Caller) -> Response:
         """Return the version of the engine."""
@@ -158,12 +159,12 @@ class Routes:
         text = exposition(self._service.model, self._service.config, await self._service.link.metrics())
         return Response(text, media_type=CONTENT_TYPE)
 
-    def _model(self) -> fields.Model:
+    def _model(self, name: str) -> fields.Model:
         service = self._service
         if not self._lives(_ALIVE):
             raise ApiError(503, "service_unavailable_error", self._state(), retry_after_s=1)
         return fields.Model(
-            id=service.model, created=service.created, root=service.config.model_path,
+            id=name, created=service.created, root=service.config.model_path,
             max_model_len=service.config.max_model_len,
         )  # fmt: skip
 

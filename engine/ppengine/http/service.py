@@ -75,7 +75,8 @@ class Service:
         self.config, self.link = config, link
         absent = config.profile.model.skip_tokenizer
         self.tokenizer = AbsentTokenizer() if absent else Tokenizer.load(Path(config.model_path))
-        self.model = Path(config.model_path).name
+        self.models = config.model_names
+        self.model = self.models[0]
         self.created = int(config.started_wall)
         self._renderer, self._limits, self._most_open = renderer, limits, most_open
         self._encoder = PromptEncoder(self.tokenizer, config.max_model_len)
@@ -143,8 +144,10 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for a model that is not served here."""
-        if name not in (None, self.model, self.config.model_path, self.config.profile.model.id):
-            text = f"model {name[:80] if name else name} is not served here; it is {self.model}"
+        profile = self.config.profile
+        others = () if profile.http.model_names else (self.config.model_path, profile.model.id)
+        if name is not None and name not in self.models and name not in others:
+            text = f"model {name[:80]} is not served here; it is {' or '.join(self.models)}"
             raise ApiError(404, "not_found_error", text, param="model", code="model_not_found")
 
     def _check(self, request: CommonFields, caller: Caller) -> None:
