@@ -53,7 +53,7 @@ def test_every_command_of_the_design_is_there() -> None:
         "demo tour serve attach ls status watch events show logs doctor submit follow abort preempt swap-out swap-in "
         "release priority set-memory pause resume drain stop explain stacks streams continue restart-stage cordon "
         "check record replay export bench plan fault help incidents history finished key context lease topology "
-        "clients limit kick drain-client store"
+        "clients limit kick drain-client store wait"
     )
     assert set(COMMANDS) == set(design.split())
     for name in COMMANDS:

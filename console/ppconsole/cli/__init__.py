@@ -27,8 +27,8 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk below stdout."""
 COMMANDS = {
     "demo": "demo", "tour": "touring", "serve": "serving", "attach": "screen", "ls": "engines", "status": "watching",
-    "watch": "watching", "events": "watching", "show": "inspecting", "finished": "inspecting", "logs": "inspecting",
-    "doctor": "doctor", "follow": "submitting",
+    "watch": "watching", "wait": "waiting", "events": "watching", "show": "inspecting", "finished": "inspecting",
+    "logs": "inspecting", "doctor": "doctor", "follow": "submitting",
     **{name: _module_of(row) for name, row in ROWS.items() if row.typed and not row.written},
     "key": "key_commands", "context": "contexts",
     "explain": "inspecting", "incidents": "incidents", "history": "recordings", "stacks": "inspecting",

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 async def watch_thresholds(common: Common, count: int | None) -> None:
-    """Print and run alarms until SIGINT or SIGTERM, or until `count` of them. Raises Failure."""
+    """Print and run alarms until SIGINT or SIGTERM, or until `count` of them. Raises Failure.
+
+    With `count` an engine that ends is a Failure; without it, a successor of its name is waited for.
+    """
     from ppengine.protocol.recording import LinkState
     from ppengine.protocol.snapshot import Snapshot
 
@@ -35,7 +38,7 @@ async def watch_thresholds(common: Common, count: int | None) -> None:
         raise exits.Failure(text, exits.USAGE)
     watches = Watches(config, time.monotonic)
     commands = AlarmCommands(lambda text, failed: say(text))
-    over, printed = asyncio.Event(), 0
+    over, printed, ended = asyncio.Event(), 0, ""
 
     def show(alarm: Alarm, engine: str) -> None:
         nonlocal printed
@@ -51,9 +54,13 @@ async def watch_thresholds(common: Common, count: int | None) -> None:
             over.set()
 
     def take(update: Update) -> None:
+        nonlocal ended
         if isinstance(update, Snapshot) and not over.is_set():
             for alarm in watches.look(update):
                 show(alarm, update.engine.id)
+        elif isinstance(update, LinkState) and update.state == "ended" and count is not None:
+            ended = update.text
+            over.set()
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
             say(f"{update.text}{WAITS}" if update.state == "ended" else f"{update.state}: {update.text}")
 
@@ -63,6 +70,8 @@ async def watch_thresholds(common: Common, count: int | None) -> None:
     try:
         async with attached(common, take, slow=True):
             await over.wait()
+        if ended and count is not None and printed < count:
+            raise exits.Failure(f"the engine {ended}", exits.NO_ENGINE)
         if count is not None and printed >= count:
             await commands.finished()
     finally:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ppconsole.cli import exits
 from ppconsole.cli.options import SECONDS, Common, common_options, filter_option
-from ppconsole.cli.session import WAITS, attached, one_snapshot, opened, print_json, run, say
+from ppconsole.cli.session import ATTACH_S, WAITS, attached, one_snapshot, opened, print_json, run, say
 
 if TYPE_CHECKING:
     from ppengine.protocol.recording import Update
@@ -48,8 +49,9 @@ def status_command(common: Common, requests: int, wanted: str) -> None:
 def watch_command(common: Common, interval: float, count: int | None, thresholds: bool, wanted: str) -> None:
     """Print the status again and again.
 
-    Goes on over a lost link, and waits for a successor of the same name if the engine has ended. --json prints one
-    snapshot, or alarm, a line.
+    Goes on over a lost link, and waits for a successor of the same name if the engine has ended. With -n an engine that
+    ends is exit code 3, and no picture within --timeout seconds (10 without it) is 5. --json prints one snapshot, or
+    alarm, a line.
     """
     if thresholds:
         from ppconsole.cli.alarms import watch_thresholds
@@ -74,37 +76,61 @@ def _chooser(wanted: str) -> Callable[[Snapshot], Snapshot]:
     return choose
 
 
-async def _watch(common: Common, interval: float, count: int | None, choose: Callable[[Snapshot], Snapshot]) -> None:
-    from ppengine.protocol.recording import LinkState
-    from ppengine.protocol.snapshot import Snapshot
+class _NewSnapshots:
+    """Snapshots of a watch. `counted`: it wants a number of them, so the end of the engine is its own."""
 
-    from ppconsole.cli.render import status_lines
+    def __init__(self, counted: bool) -> None:
+        self._counted = counted
+        self._newest: Snapshot | None = None
+        self._ended = ""
+        self._changed = asyncio.Event()
 
-    newest: Snapshot | None = None
-    arrived = asyncio.Event()
+    def take(self, update: Update) -> None:
+        """Take an update of the link."""
+        from ppengine.protocol.recording import LinkState
+        from ppengine.protocol.snapshot import Snapshot
 
-    def take(update: Update) -> None:
-        nonlocal newest
         if isinstance(update, Snapshot):
-            newest = choose(update)
-            arrived.set()
+            self._newest = update
+            self._changed.set()
+        elif isinstance(update, LinkState) and update.state == "ended" and self._counted:
+            self._ended = update.text
+            self._changed.set()
         elif isinstance(update, LinkState) and update.state not in ("connecting", "live"):
             say(f"{update.text}{WAITS}" if update.state == "ended" else f"{update.state}: {update.text}")
 
+    async def next(self, limit_s: float) -> Snapshot:
+        """Wait for one that is newer than this moment. Raises Failure, LinkLost if it is counted."""
+        from ppconsole.link.source import LinkLost
+
+        self._newest = None
+        while self._newest is None:
+            if self._ended:
+                raise exits.Failure(f"the engine {self._ended}", exits.NO_ENGINE)
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(limit_s if self._counted else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise LinkLost(f"no snapshot within {limit_s:g} s", sent=False) from None
+        return self._newest
+
+
+async def _watch(common: Common, interval: float, count: int | None, choose: Callable[[Snapshot], Snapshot]) -> None:
+    from ppconsole.cli.render import status_lines
+
+    snapshots = _NewSnapshots(counted=count is not None)
     clear = sys.stdout.isatty() and not common.json
-    async with attached(common, take, slow=interval >= 1):
+    async with attached(common, snapshots.take, slow=interval >= 1):
         printed = 0
         while count is None or printed < count:
             if printed:
                 await asyncio.sleep(interval)
-            arrived.clear()
-            await arrived.wait()
-            if newest is None:
-                continue
+            chosen = choose(await snapshots.next(common.timeout or ATTACH_S))
             if common.json:
-                print_json(newest)
+                print_json(chosen)
             else:
-                click.echo((_CLEAR if clear else "") + "\n".join(status_lines(newest)) + ("" if clear else "\n"))
+                click.echo((_CLEAR if clear else "") + "\n".join(status_lines(chosen)) + ("" if clear else "\n"))
             printed += 1
 
 

@@ -42,7 +42,7 @@ def find_engine(wanted: str | None = None, server_key: str | None = None) -> Eng
     try:
         return choose(list_engines(), wanted)
     except NoEngine as error:
-        ended = _ended(wanted) if wanted else next(iter(ended_engines()), None)
+        ended = newest_ended(wanted)
         if ended is None:
             raise
         text = ended_text(ended, time.time())
@@ -61,15 +61,17 @@ def find_any(wanted: str | None = None, server_key: str | None = None) -> Engine
     try:
         return find_engine(wanted, server_key)
     except NoEngine:
-        ended = _ended(wanted) if wanted else None
+        ended = newest_ended(wanted) if wanted else None
         if ended is None:
             raise
         return ended
 
 
-def _ended(wanted: str) -> EndedEngine | None:
-    """Return the newest ended engine that `wanted` names by id, name or prefix of an id."""
-    engines = ended_engines()
+def newest_ended(wanted: str | None) -> EndedEngine | None:
+    """Return the newest ended engine that `wanted` names by id, name or prefix of an id; with None, the newest."""
+    wanted, engines = wanted or os.environ.get(VARIABLE) or None, ended_engines()
+    if wanted is None:
+        return next(iter(engines), None)
     matching = [one for one in engines if wanted in (one.record.id, one.record.name)]
     return next(iter(matching or [one for one in engines if one.record.id.startswith(wanted)]), None)
 
