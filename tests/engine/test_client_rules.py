@@ -59,6 +59,7 @@ def test_open_requests_are_limited_over_all_sessions() -> None:
     assert not world.add("ann", "c").error
     world.run()
     assert not world.add("ann", "i", "j", "k").error, "those that have ended do not count"
+    assert world.done(Limit(client="ann", limit="1")).text == "client ann may have 1 open request; it has 3"
     world.done(Limit(client="ann", limit="off"))
     assert not world.add("ann", "l").error
     assert world.engine.rules.rules() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,15 @@ def test_sampling_keeps_stop_texts_here_and_sends_the_rest() -> None:
     assert sampling.max_tokens == 16 and request.stops() == ["end"]
     chat = decode(b'{"messages": [], "logprobs": true, "max_completion_tokens": 3, "max_tokens": 9}', ChatRequest)
     assert (chat.sampling().logprobs, chat.sampling().max_tokens) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "seed"), [(7, 7), (-1, None), (-5, 2**63 - 5), (-(2**63), 0), (2**63 - 1, 2**63 - 1)]
+)
+def test_a_seed_may_be_negative(given: int, seed: int | None) -> None:
+    """OpenAI has seeds of 64 bits. vLLM draws one for -1."""
+    request = decode(json.dumps({"prompt": "x", "seed": given}).encode(), CompletionRequest)
+    assert request.sampling().seed == seed
 
 
 def test_fields_that_an_answer_would_ignore_are_refused() -> None:
@@ -324,14 +334,60 @@ def test_a_port_whose_old_connections_the_kernel_keeps_is_free() -> None:
         ),
         (CompletionRequest, {"max_token": 1}, "unknown field max_token; did you mean max_tokens?"),
         (CompletionRequest, {"quux": 1}, "unknown field quux"),
-        (CompletionRequest, {"logprobs": True}, "logprobs is a boolean; it must be a whole number or null"),
-        (CompletionRequest, {"max_tokens": "5"}, "max_tokens is a text; it must be a whole number or null"),
-        (ChatRequest, {"messages": "Hi"}, "messages is a text; it must be a list"),
-        (ChatRequest, {"messages": ["Hi"]}, "messages[0] is a text; it must be an object"),
-        (CompletionRequest, {}, "Object missing required field `prompt`"),
+        (CompletionRequest, {"logprobs": True}, "logprobs is true; it must be a whole number or null"),
+        (CompletionRequest, {"max_tokens": "5"}, 'max_tokens is "5"; it must be a whole number or null'),
+        (ChatRequest, {"messages": "Hi"}, 'messages is "Hi"; it must be a list'),
+        (ChatRequest, {"messages": ["Hi"]}, 'messages[0] is "Hi"; it must be an object'),
+        (ChatRequest, {"messages": {}}, "messages is an object; it must be a list"),
+        (ChatRequest, {"messages": [{}]}, "messages[0].role is missing"),
+        (ChatRequest, {"messages": [{"role": "robot"}]}, 'messages[0].role is "robot"; it must be "system" or "devel'),
+        (
+            ChatRequest,
+            {"messages": [], "tool_choice": "now"},
+            'tool_choice is "now"; it must be "none" or "auto" or "r',
+        ),
+        (ChatRequest, {"messages": [], "tool_choice": {"type": "x"}}, 'tool_choice.type is "x"; it must be "function"'),
+        (ChatRequest, {"messages": [], "tool_choice": 5}, "tool_choice is 5; it must be a text or an object or null"),
+        (ChatRequest, {"messages": "Hi" * 40}, f'messages is "{"Hi" * 30}...; it must be a list'),
+        (CompletionRequest, {"n": 1.5}, "n is 1.5; it must be a whole number or null"),
+        (CompletionRequest, {"logit_bias": {"five": 1}}, 'logit_bias has the key "five"; it must be a whole number'),
+        (CompletionRequest, {"logit_bias": {"5": 1, "6": "a"}}, 'logit_bias["6"] is "a"; it must be a number'),
+        (CompletionRequest, {"stop": ["a", 3]}, "stop[1] is 3; it must be a text"),
+        (
+            CompletionRequest,
+            {"stream_options": {"include_usage": 1}},
+            "stream_options.include_usage is 1; it must be a b",
+        ),
+        (MessagesRequest, {"messages": [], "max_tokens": 1, "tools": [{}]}, "tools[0].name is missing"),
+        (MessagesRequest, {"messages": []}, "max_tokens is missing"),
+        (CompletionRequest, {}, "prompt is missing"),
     ],
 )
 def test_a_wrong_field_is_answered_with_its_place_and_kind(kind: Any, fields: dict[str, Any], text: str) -> None:
     with pytest.raises(ApiError) as caught:
         decode(json.dumps({"prompt": "x", **fields} if kind is CompletionRequest and fields else fields).encode(), kind)
     assert str(caught.value).startswith(text)
+    field = re.match("[a-z_]+", text.removeprefix("unknown field "))
+    assert field is not None and caught.value.body.param == field[0]
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, TokenizeRequest])
+def test_a_value_of_a_wrong_kind_is_never_answered_in_words_of_msgspec(kind: Any) -> None:
+    chance, names = random.Random(7), [*kind.__struct_fields__, "role", "content", "type", "function", "text"]
+
+    def value(depth: int) -> Any:
+        plain = [None, True, -1, 1.5, 10**30, "x", "\x00`$.", "user"]
+        pick = chance.randrange(4 if depth else 2)
+        if pick == 2:
+            return [value(depth - 1) for _ in range(chance.randrange(3))]
+        return {chance.choice(names): value(depth - 1) for _ in range(3)} if pick == 3 else chance.choice(plain)
+
+    for _ in range(1000):
+        whole = {"prompt": "x", "messages": [], "input": "x", "max_tokens": 1, "model": "m"}
+        body = {name: one for name, one in whole.items() if name in kind.__struct_fields__} | {
+            chance.choice(kind.__struct_fields__): value(4)
+        }
+        try:
+            decode(json.dumps(body).encode(), kind)
+        except ApiError as error:
+            assert error.body.param in body and re.match("Expected|Object|Invalid", str(error)) is None

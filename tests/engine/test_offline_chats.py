@@ -109,6 +109,7 @@ def test_a_refused_call_leaves_no_chats_to_the_next_one(rendering: Rendering) ->
         ({"role": "user", "content": "Hi"}, None, "messages is {'role': 'user', 'content': 'Hi'}; a conversation is"),
         ([ASK, "text"], None, "conversation 1 is 'text'; a conversation is a list of messages"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], None, "conversation 0: a message has a part of type"),
+        (ASK, [{"type": "function"}], r"tools\[0\].function is missing"),
         (ASK, [{"type": "retrieval"}], r"tools\[0\] is of type retrieval; give a function"),
         (ASK, "weather", "tools: Expected `array`, got `str`"),
     ],

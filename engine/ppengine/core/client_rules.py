@@ -73,7 +73,7 @@ class ClientRules:
         if rule.draining:
             return Refusal(f"client {client} is drained and gets no new requests", _AGAIN_S, drained=True)
         if rule.most_open is not None and (now := len(self._open(client))) + count > rule.most_open:
-            text = f"client {client} has {now} open requests; {_more(count)} above its limit of {rule.most_open}"
+            text = f"client {client} has {_open(now)}; {_more(count)} above its limit of {rule.most_open}"
             return Refusal(text, _AGAIN_S)
         if rule.per_minute is not None:
             begun, now_s = self._last_minute(client), self._clock()
@@ -102,7 +102,7 @@ class ClientRules:
                 raise CommandError("NOT_FOUND", f"client {client} has no limit{self._meant(client)}")
             line = f"end the limits of client {client}: {before.text}"
         elif most_open is not None:
-            line = f"client {client} may have {most_open} open requests; it has {len(self._open(client))}"
+            line = f"client {client} may have {_open(most_open)}; it has {len(self._open(client))}"
         else:
             line = f"client {client} may begin {per_minute} requests a minute"
         rule, unseen = self._changed(client), [] if verb.limit == "off" else self._unseen(client)
@@ -207,6 +207,10 @@ class ClientRules:
         while begun and begun[0] <= horizon:
             begun.popleft()
         return begun
+
+
+def _open(count: int) -> str:
+    return f"{count} open request{'s' * (count != 1)}"
 
 
 def _more(count: int) -> str:

@@ -18,6 +18,7 @@ from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest, DetokenizeRequest, TokenizeRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
+from ppengine.http.field_errors import json_text
 from ppengine.http.generation_response import (
     BodyReader,
     GenerationResponse,
@@ -130,8 +131,8 @@ class Routes:
         self._service.needs_tokenizer("tokens", "there is none to ask")
         if (count := len(body.tokens)) > DETOKENIZE_MOST:
             raise invalid(f"tokens has {count} numbers; at most {DETOKENIZE_MOST} are taken", "tokens")
-        if any(not 0 <= one < 2**31 for one in body.tokens):
-            raise invalid("tokens has a number that is no token id", "tokens")
+        if (wrong := next((one for one in body.tokens if not 0 <= one < 2**31), None)) is not None:
+            raise invalid(f"tokens has {json_text(wrong)}, which is no token id", "tokens")
         return json_response(fields.Detokenized(self._service.tokenizer.decode(body.tokens)))
 
     async def models(self, request: Request, caller: Caller) -> Response:

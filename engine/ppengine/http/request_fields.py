@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -12,6 +11,7 @@ from typing_extensions import override
 
 from ppengine.http.api_errors import ApiError, invalid
 from ppengine.http.body import Body
+from ppengine.http.field_errors import field_error, json_text
 from ppengine.http.structured_fields import StructuredFields
 from ppengine.protocol.sampling import SamplingParams
 
@@ -65,6 +65,9 @@ class CommonFields(StructuredFields, kw_only=True):
             )
         values = zip(_SAMPLING, _sampling_of(self), strict=True)
         given: dict[str, Any] = {name: value for name, value in values if value is not None}
+        if self.seed is not None and -(2**63) <= self.seed < 0:
+            # vLLM draws a seed for -1. OpenAI takes all of 64 bits, the core those of 63.
+            given["seed"] = None if self.seed == -1 else self.seed % 2**63
         given["structured_outputs"] = self.constraint()
         if self.prompt_logprobs is not None and self.stream:
             raise invalid("prompt_logprobs is given with stream; an event has no place for them", "prompt_logprobs")
@@ -156,7 +159,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise invalid(f"the body is no JSON: {error}") from None
     if not isinstance(data, dict):
-        raise invalid(f"the body is {type(data).__name__}; it must be an object")
+        raise invalid(f"the body is {json_text(data)}; it must be an object")
     fields = kind.__struct_fields__
     for name in [name for name in data if name not in fields]:
         _check_unknown(name, data.pop(name), kind)
@@ -166,28 +169,9 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.convert(data, kind, str_keys=True)
     except (ValueError, RecursionError) as error:
-        _, _, place = str(error).partition("`$.")
-        if not place:
-            _, _, place = str(error).partition("missing required field `")
-        raise invalid(_plain(str(error)), place.split("`")[0].split(".")[0].split("[")[0] or None) from None
+        raise field_error(error, data, kind) from None
 
 
-def _plain(text: str) -> str:
-    """Return an error about a value as its field, with its kind and the kinds that would be right."""
-    found = _KINDS.fullmatch(text)
-    return f"{found[3]} is {_words(found[2])}; it must be {_words(found[1])}" if found else text
-
-
-def _words(kinds: str) -> str:
-    return " or ".join(_NAMES.get(kind, kind) for kind in kinds.split(" | "))
-
-
-_KINDS = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`")
-_NAMES = {
-    "array": "a list", "bool": "a boolean", "float": "a number", "int": "a whole number", "object": "an object",
-    "str": "a text",
-}  # fmt: skip
-"""Kinds of JSON by the words of msgspec."""
 _PLACES = {
     "extra_body": "its fields are written beside the others; openai-python does so",
     "input": "it is one of /v1/responses",
@@ -219,9 +203,8 @@ def _check_unknown(name: str, value: object, kind: type[Body]) -> None:
     if value is None or name in kind.ignored or (no_op is not None and any(value == one for one in no_op)):
         return
     if no_op is not None:
-        shown = msgspec.json.encode(value).decode()
         accepted = ["null", *(msgspec.json.encode(one).decode() for one in no_op)]
-        text = f"{name} is {shown[:60]}; this server does not have it and takes {' or '.join(accepted)}"
+        text = f"{name} is {json_text(value)}; this server does not have it and takes {' or '.join(accepted)}"
         raise ApiError(400, "invalid_request_error", text, param=name, code="unsupported_parameter")
     near = difflib.get_close_matches(name[:80], kind.__struct_fields__, n=1)
     hint = f"did you mean {near[0]}?" if near else _PLACES.get(name, "")

@@ -79,10 +79,11 @@ def functions_of(tools: list[Tool] | None, choice: ToolChoice | None) -> list[Fu
     """Return the functions that the model may call: none, all, or the one that it must. Raises ApiError."""
     functions = []
     for number, tool in enumerate(tools or []):
-        if tool.type != "function" or tool.function is None:
-            raise invalid(
-                f"tools[{number}] is of type {tool.type}; give a function: this server runs no tools", "tools"
-            )
+        if tool.type != "function":
+            text = f"tools[{number}] is of type {tool.type}; give a function: this server runs no tools"
+            raise invalid(text, "tools")
+        if tool.function is None:
+            raise invalid(f"tools[{number}].function is missing", "tools")
         if _NAME.fullmatch(tool.function.name) is None:
             right = "1 to 128 letters, digits, '_', '.' and '-'"
             raise invalid(f"tools[{number}] has the name {tool.function.name!r:.150}; it must be {right}", "tools")
