@@ -15,6 +15,7 @@ class AbsentTokenizer(Tokenizer):
     def __init__(self) -> None:
         self.eos, self.eos_id = None, None
         self.fixed_texts = {}
+        self._special_ids = frozenset()
 
     @property
     @override

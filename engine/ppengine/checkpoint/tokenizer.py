@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -118,6 +119,11 @@ class Tokenizer:
         """Return those of `texts` that are special tokens, by id."""
         found = {self._backend.token_to_id(text): text for text in texts}
         return {number: text for number, text in found.items() if number in self._special_ids}
+
+    @functools.cached_property
+    def special_texts(self) -> dict[int, str]:
+        """Texts of all special tokens, by id."""
+        return {number: self.token_text(number) for number in self._special_ids}
 
     def stream(self, prompt_ids: Sequence[int] | None = None, spoken: Mapping[int, str] | None = None) -> DetokStream:
         """Return an incremental decoder for what follows `prompt_ids`; `spoken`: special tokens that have a text."""

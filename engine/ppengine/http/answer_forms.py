@@ -97,6 +97,21 @@ def prompt_tokens(generation: Generation, tokenizer: Tokenizer, wanted: int) -> 
     return found
 
 
+def ending_of(
+    choice: fields.CompletionChoice | fields.ChatChoice | fields.ChatChunkChoice, parts: Sequence[Part], *, ids: bool
+) -> None:
+    """Add vLLM's fields to a choice: how it stopped, and with `ids` its token ids."""
+    if parts and (reason := parts[-1].stop_reason) is not None:
+        choice.stop_reason = reason
+    if ids:
+        choice.token_ids = [token for part in parts for token in part.all_ids]
+
+
+def _id_text(token: int) -> str:
+    """Return the name of a token without its text, as vLLM writes it."""
+    return f"token_id:{token}"
+
+
 class ChunkedAnswer(ABC):
     """See `Answer`. A form whose events are chunks of the whole, up to `[DONE]`: completions and chats."""
 
@@ -108,6 +123,8 @@ class ChunkedAnswer(ABC):
     def __init__(self, name: str, service: Service, request: CommonFields, generations: Sequence[Generation]) -> None:
         self._name, self._created, self._model = name, service.now(), service.model
         self._tokenizer, self._generations = service.tokenizer, generations
+        self._with_ids = bool(request.return_token_ids)
+        self._token_text = _id_text if request.return_tokens_as_token_ids else service.tokenizer.token_text
         options = request.stream_options
         self._usage_at_end = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats

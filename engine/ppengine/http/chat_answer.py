@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import answer_fields as fields
-from ppengine.http.answer_forms import ChunkedAnswer, pairs, prompt_tokens
+from ppengine.http.answer_forms import ChunkedAnswer, ending_of, pairs, prompt_tokens
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.generation import Generation, Part
 from ppengine.http.reply.reply_events import Event, settled
@@ -24,13 +23,14 @@ class ChatAnswer(ChunkedAnswer):
         self, name: str, service: Service, request: ChatRequest, generation: Generation, replies: ReplyFactory
     ) -> None:
         super().__init__(name, service, request, [generation])
-        self._wanted, self._replies, self.plain = request.wanted_logprobs(), replies, replies.plain
+        self._wanted, self._replies = request.wanted_logprobs(), replies
+        self.plain = replies.plain and not self._with_ids
         self._scored = request.prompt_logprobs
-        self._choices = [_Choice(replies) for _ in range(generation.choices)]
+        self._choices = [_Choice(replies, request.include_reasoning is not False) for _ in range(generation.choices)]
 
     def chunk(self, part: Part | None, usage: fields.Usage | msgspec.UnsetType | None) -> fields.ChatChunk | None:
         """See `ChunkedAnswer`. The role comes with the first token: a chunk before it would be counted as one."""
-        choices = []
+        choices, prompt_ids = [], None
         if part is not None:
             choice = self._choices[part.choice]
             delta, reason = choice.delta(part)
@@ -39,23 +39,29 @@ class ChatAnswer(ChunkedAnswer):
                 return None
             if not choice.begun:
                 choice.begun, delta.role = True, "assistant"
-            logprobs, choice.waiting = self._logprobs(choice.waiting), []
+                prompt_ids = self._generations[0].prompt_ids
+            logprobs = self._logprobs(choice.waiting)
             choices = [fields.ChatChunkChoice(index=part.choice, delta=delta, logprobs=logprobs, finish_reason=reason)]
-        return fields.ChatChunk(id=self._name, created=self._created, model=self._model, choices=choices, usage=usage)
+            ending_of(choices[0], choice.waiting, ids=self._with_ids)
+            choice.waiting = []
+        chunk = fields.ChatChunk(id=self._name, created=self._created, model=self._model, choices=choices, usage=usage)
+        if self._with_ids and prompt_ids is not None:
+            chunk.prompt_token_ids = prompt_ids
+        return chunk
 
     def whole(self, parts: list[list[Part]]) -> fields.ChatCompletion:
         """See `Answer`."""
         choices = []
         for index, (one, choice) in enumerate(zip(parts, self._choices, strict=True)):
             message, reason = choice.message(one)
-            choices.append(
-                fields.ChatChoice(
-                    index=index, message=message, logprobs=self._logprobs(one), finish_reason=reason
-                )
-            )  # fmt: skip
+            made = fields.ChatChoice(index=index, message=message, logprobs=self._logprobs(one), finish_reason=reason)
+            ending_of(made, one, ids=self._with_ids)
+            choices.append(made)
         whole = fields.ChatCompletion(
             id=self._name, created=self._created, model=self._model, choices=choices, usage=self.usage()
         )
+        if self._with_ids:
+            whole.prompt_token_ids = self._generations[0].prompt_ids
         if self._scored is not None:
             whole.prompt_logprobs = prompt_tokens(self._generations[0], self._tokenizer, self._scored)
         return whole
@@ -71,14 +77,15 @@ class ChatAnswer(ChunkedAnswer):
     def _logprobs(self, parts: list[Part]) -> fields.ChatLogprobs | None:
         if self._wanted is None:
             return None
-        return fields.ChatLogprobs([_token_logprob(self._tokenizer, *pair, self._wanted) for pair in pairs(parts)])
+        return fields.ChatLogprobs([_token_logprob(self._token_text, *pair, self._wanted) for pair in pairs(parts)])
 
 
 class _Choice:
     """One reply and its state."""
 
-    def __init__(self, replies: ReplyFactory) -> None:
-        self._replies = replies
+    def __init__(self, replies: ReplyFactory, reasons: bool) -> None:
+        """`reasons`: whether the answer has the reasoning."""
+        self._replies, self._reasons = replies, reasons
         self.reader: ReplyReader = replies.reader()
         self.begun = False
         self.waiting: list[Part] = []
@@ -118,7 +125,7 @@ class _Choice:
         content, reasoning, calls = "", "", list[fields.CallDelta]()
         for event in events:
             if event.kind == "reasoning":
-                reasoning += event.text
+                reasoning += event.text if self._reasons else ""
             elif event.kind == "text":
                 content += event.text
             elif event.kind == "broken":
@@ -138,10 +145,7 @@ class _Choice:
         )  # fmt: skip
 
 
-def _token_logprob(tokenizer: Tokenizer, token: int, logprob: Logprob, most: int) -> fields.TokenLogprob:
-    text = tokenizer.token_text(token)
-    top = [
-        fields.TopLogprob(word := tokenizer.token_text(one), value, list(word.encode()))
-        for one, value in logprob.top[:most]
-    ]
+def _token_logprob(text_of: Callable[[int], str], token: int, logprob: Logprob, most: int) -> fields.TokenLogprob:
+    text = text_of(token)
+    top = [fields.TopLogprob(word := text_of(one), value, list(word.encode())) for one, value in logprob.top[:most]]
     return fields.TokenLogprob(text, logprob.chosen, list(text.encode()), top)

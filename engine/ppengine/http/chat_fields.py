@@ -72,6 +72,9 @@ class ChatRequest(CommonFields, kw_only=True):
     reasoning_effort: str | None = None
     """A name for the chat template. `none` asks it for no reasoning, others do as much as it makes of them."""
 
+    include_reasoning: bool | None = None
+    """False: the reasoning is left out of the answer."""
+
     @property
     def names(self) -> dict[str, str]:
         """The client's names of fields that errors of the service name."""

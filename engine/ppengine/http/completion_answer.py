@@ -8,7 +8,7 @@ import msgspec
 from typing_extensions import override
 
 from ppengine.http import answer_fields as fields
-from ppengine.http.answer_forms import ChunkedAnswer, pairs, prompt_tokens
+from ppengine.http.answer_forms import ChunkedAnswer, ending_of, pairs, prompt_tokens
 from ppengine.http.generation import Generation, Part
 from ppengine.http.request_fields import CompletionRequest
 from ppengine.http.service import Service
@@ -23,7 +23,7 @@ class CompletionAnswer(ChunkedAnswer):
         self, name: str, service: Service, request: CompletionRequest, generations: Sequence[Generation]
     ) -> None:
         super().__init__(name, service, request, generations)
-        self._wanted, self.plain = request.logprobs, True
+        self._wanted, self.plain = request.logprobs, not self._with_ids
         self._scored, self._prompt_alone = request.prompt_logprobs, request.prompt_alone
         self._prompts = _texts(request, generations, service) if request.echo else {}
         self._begun: set[int] = set()
@@ -70,6 +70,9 @@ class CompletionAnswer(ChunkedAnswer):
             index=number, text=(prompt if begins else "") + "".join(part.text for part in parts), logprobs=logprobs,
             finish_reason=reason,
         )  # fmt: skip
+        ending_of(choice, parts, ids=self._with_ids)
+        if self._with_ids and begins:
+            choice.prompt_token_ids = generation.prompt_ids
         if self._scored is not None:
             if id(generation) not in self._tokens:
                 self._tokens[id(generation)] = prompt_tokens(generation, self._tokenizer, self._scored)
@@ -84,14 +87,14 @@ class CompletionAnswer(ChunkedAnswer):
         known, place = generation.prompt_logprobs or [None] * len(generation.prompt_ids), 0
         for token, scores in zip(generation.prompt_ids, known, strict=True):
             text = self._tokenizer.token_text(token)
-            made.tokens.append(text)
+            made.tokens.append(self._token_text(token))
             made.text_offset.append(place)
             made.token_logprobs.append(None if scores is None else scores.logprob)
             if scores is None:
                 made.top_logprobs.append(None)
             else:
-                best = {self._tokenizer.token_text(one): value for one, value in scores.top[:wanted]}
-                made.top_logprobs.append({text: scores.logprob} | best)
+                best = {self._token_text(one): value for one, value in scores.top[:wanted]}
+                made.top_logprobs.append({self._token_text(token): scores.logprob} | best)
             place += 0 if self._tokenizer.is_silent(token) else len(text)
         return made
 
@@ -101,8 +104,8 @@ class CompletionAnswer(ChunkedAnswer):
             place = before + part.offset
             for token, logprob in pairs([part]):
                 text = self._tokenizer.token_text(token)
-                best = {self._tokenizer.token_text(one): value for one, value in logprob.top[:wanted]}
-                made.tokens.append(text)
+                best = {self._token_text(one): value for one, value in logprob.top[:wanted]}
+                made.tokens.append(self._token_text(token))
                 made.token_logprobs.append(logprob.chosen)
                 made.top_logprobs.append(best)
                 made.text_offset.append(place)
@@ -111,5 +114,8 @@ class CompletionAnswer(ChunkedAnswer):
 
 def _texts(request: CompletionRequest, generations: Sequence[Generation], service: Service) -> Mapping[int, str]:
     """Return the prompts as texts, by generation: as they came, or the text of their tokens."""
-    both = zip(generations, request.prompts(), strict=True)
-    return {id(one): given if isinstance(given, str) else service.tokenizer.decode(given) for one, given in both}
+    texts = {}
+    for one, given in zip(generations, request.prompts(), strict=True):
+        whole = isinstance(given, str) and request.truncate_prompt_tokens is None
+        texts[id(one)] = given if isinstance(given, str) and whole else service.tokenizer.decode(one.prompt_ids)
+    return texts

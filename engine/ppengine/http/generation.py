@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -36,6 +36,15 @@ class Part(msgspec.Struct, gc=False):
     """Number of tokens that belong to the choice: with a stop token."""
     stop_text: str | None = None
     """The stop text that ended it."""
+    stop_token: int | None = None
+    """The token that ended it, which is none of `token_ids`."""
+    stop_reason: str | int | None = None
+    """The stop text, or a stop token of the request, that ended it."""
+
+    @property
+    def all_ids(self) -> list[int]:
+        """Its tokens, with a stop token."""
+        return self.token_ids if self.stop_token is None else [*self.token_ids, self.stop_token]
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +63,10 @@ class Generation:
     """Special tokens that have a text in the answer."""
     scored: bool = False
     """Whether the log-probabilities of the prompt are wanted."""
+    stop_token_ids: Collection[int] = ()
+    """Stop tokens of the request, beside that of the model."""
+    with_stop: bool = False
+    """Whether a stop text, or the text of a stop token, ends the answer."""
     prompt_logprobs: list[PromptLogprob | None] = field(default_factory=list)
     """One a token of the prompt if they are wanted, from the first part on."""
     output_tokens: int = 0
@@ -149,5 +162,23 @@ class Generation:
         if spoken < len(tokens):
             tokens = tokens[:spoken]
         logprobs = piece.logprobs and piece.logprobs[:spoken]
-        stop_text = None if reason is None else choice.stop_text
-        return Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, kept, stop_text)
+        part = Part(self.first + piece.sample, text, tokens, logprobs, begin, reason, kept)
+        if reason == "stop":
+            self._stop(part, choice, piece)
+        return part
+
+    def _stop(self, part: Part, choice: PieceText, piece: Piece) -> None:
+        """Add to the last part of a choice how it stopped."""
+        if choice.stop_text is not None:
+            part.stop_text = part.stop_reason = choice.stop_text
+        elif part.kept > len(part.token_ids):
+            part.stop_token = token = piece.token_ids[part.kept - 1]
+            part.stop_reason = token if token in self.stop_token_ids else None
+        if self.with_stop:
+            part.text += part.stop_text or self._text_of(part.stop_token)
+
+    def _text_of(self, token: int | None) -> str:
+        """Return the text of a stop token in an answer."""
+        if token is None or self.tokenizer.is_silent(token):
+            return "" if token is None else self.spoken.get(token, "")
+        return self.tokenizer.token_text(token)

@@ -53,6 +53,29 @@ class CommonFields(StructuredFields, kw_only=True):
     priority: int | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
+    request_id: str | None = None
+    """A part of the id, unless the header `x-request-id` has it."""
+    truncate_prompt_tokens: int | None = None
+    """Most tokens of a prompt; its last ones are taken. -1: as many as fit beside the output."""
+    include_stop_str_in_output: bool | None = None
+    """Let a stop text, or the text of a stop token, end the answer."""
+    skip_special_tokens: bool | None = None
+    """False: special tokens have a text in the answer."""
+    return_token_ids: bool | None = None
+    """Let answers have the token ids of prompt and output."""
+    return_tokens_as_token_ids: bool | None = None
+    """Write tokens with log-probabilities as `token_id:N`."""
+
+    def most_prompt(self, max_model_len: int, output: int) -> int | None:
+        """Return the most tokens that are taken of a prompt; None: all. Raises ApiError.
+
+        `output`: most tokens of the answer.
+        """
+        most = self.truncate_prompt_tokens
+        if most is not None and (most < -1 or most == 0):
+            field = "truncate_prompt_tokens"
+            raise invalid(f"{field} is {most}; it must be at least 1, or -1 for as many as fit", field)
+        return max(1, max_model_len - output) if most == -1 else most
 
     def params(self, most_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Return how the core samples; stop texts are found here. Raises ApiError.

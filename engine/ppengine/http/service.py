@@ -180,7 +180,7 @@ class Service:
         self, route: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,
         spoken: Mapping[int, str] | None = None,
     ) -> tuple[str, list[Generation]]:  # fmt: skip
-        sampling, name = self._sampling(request), _new_id(_PREFIXES[route], caller.request_id)
+        sampling, name = self._sampling(request), _new_id(_PREFIXES[route], caller.request_id or request.request_id)
         if (choices := len(prompts) * sampling.n) > CHOICES_MOST:
             text = f"{len(prompts)} prompts with n={sampling.n} are {choices} choices; at most {CHOICES_MOST} are taken"
             raise invalid(text, "n")
@@ -190,7 +190,10 @@ class Service:
                 field = request.constraint_field or "structured_outputs"
                 text = f"{field} has {size} characters over all prompts; at most {CONSTRAINTS_MOST} are taken at once"
                 raise invalid(text, field)
-        most, longest = self.config.max_model_len, max(map(len, prompts))
+        most = self.config.max_model_len
+        if (taken := request.most_prompt(most, sampling.max_tokens or 1)) is not None:
+            prompts = [ids[-taken:] for ids in prompts]
+        longest = max(map(len, prompts))
         if longest >= most or sum(map(len, prompts)) > TOKENS_MOST:
             # Reading millions of numbers would hold up the core, and with it all requests.
             text = f"the prompt has {longest} tokens, max_model_len is {most}; at most {most - 1} would fit"
@@ -208,12 +211,14 @@ class Service:
             ]
         except ValueError as error:
             raise invalid(str(error), "priority") from None
+        spoken = self.tokenizer.special_texts if request.skip_special_tokens is False else spoken or {}
         followed = await self._submit(name, submissions, request, sampling, caller)
         caller.call.prompt(sum(map(len, prompts)))
         return name, [
             Generation(
                 self.link, self.tokenizer, one, ids, index * sampling.n, request.stops(), sampling.min_tokens,
-                spoken or {}, sampling.prompt_logprobs is not None,
+                spoken, sampling.prompt_logprobs is not None, sampling.stop_token_ids,
+                bool(request.include_stop_str_in_output),
             )
             for index, (one, ids) in enumerate(zip(followed, prompts, strict=True))
         ]  # fmt: skip
