@@ -8,17 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
-from http_world import ASK, BROKEN, CALL, SCRIPTS, TOOL, HttpWorld, world
+from chat_world import renderers
+from http_world import ASK, BROKEN, CALL, SCRIPTS, TINY, TOOL, HttpWorld, world
 from ppengine.checkpoint.chat_template import ChatTemplate
-from ppengine.common.profile_sections import HttpConfig
+from ppengine.common.config import EngineConfig, Profile
+from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.http import chat_renderer
 from ppengine.http.chat_renderer import ChatRenderer
+from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.event_stream import all_parts
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import FrontLink
 from ppengine.http.generation import Generation
+from ppengine.http.service import Service
 from ppengine.protocol.chat_messages import Chat, Rendered
 from ppengine.protocol.offline import Piece
 
@@ -272,6 +277,46 @@ class Child:
         """Nothing is left."""
 
 
+def config_of(folder: Path, *, skip_tokenizer: bool = False) -> EngineConfig:
+    """Return the configuration of an engine whose model and run folder is `folder`."""
+    profile = Profile(name="t", model=ModelConfig(path=str(folder), skip_tokenizer=skip_tokenizer))
+    return EngineConfig(
+        id="e", name="t", epoch="epoch", profile=profile, model_path=str(folder), model_type="opt", layers=[(0, 1)],
+        max_model_len=64, run_dir=str(folder), ring_dir="/d", started_wall=0.0,
+    )  # fmt: skip
+
+
+async def test_the_first_chat_does_not_wait_for_a_process(tmp_path: Path) -> None:
+    """A start takes half a second, all of it in the first chat's time to its first token."""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    config = config_of(tmp_path)
+    (tmp_path / "engine.json").write_bytes(msgspec.json.encode(config))
+    renderer = ChatRenderer(config, "http0")
+    running = asyncio.create_task(renderer.run(early=True))
+    try:
+        async with asyncio.timeout(60):
+            while not renderer._process.child.ready:
+                await asyncio.sleep(0.01)
+            (pid,) = renderers()
+            assert await renderer.render(Chat(messages=[{"role": "user", "content": "Hi"}]), 9) == "Hi!"
+            assert renderers() == [pid]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "skipped", "taken"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_engine_that_takes_no_chats_starts_none(tmp_path: Path, template: bool, skipped: bool, taken: bool) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    if template:
+        (tmp_path / "chat_template.jinja").write_text("x")
+    one: Any = None
+    made = Service(config_of(tmp_path, skip_tokenizer=skipped), one, one, ClientLimits(ClientStats()), 9)
+    assert made.takes_chats is taken
+
+
 async def test_the_templates_process_is_looked_at_only_while_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +329,7 @@ async def test_the_templates_process_is_looked_at_only_while_there_is_one(
     renderer = ChatRenderer(config, "http0")
     monkeypatch.setattr(renderer._socket, "poll", poll)
     child: Any = renderer._process
-    running = asyncio.create_task(renderer.run())
+    running = asyncio.create_task(renderer.run(early=False))
     try:
         for _ in range(50):
             await asyncio.sleep(0)

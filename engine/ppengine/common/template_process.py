@@ -1,7 +1,7 @@
 """A queue of chats and long texts, and the process that renders or tokenizes one of them at a time.
 
-Its parent, `texts` or an HTTP process, never waits for it. The process is started at the first of them, is killed at
-the deadline of one, and is replaced at the next. One that has ended two processes is refused, and no other.
+Its parent, `texts` or an HTTP process, never waits for it. The process is started at the first of them or before, is
+killed at the deadline of one, and is replaced at the next. One that has ended two processes is refused, and no other.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class TemplateProcess:
     def idle(self) -> bool:
         """Whether there is no chat and no child, so that `advance` does nothing."""
         return self._chat is None and self.child.gone
+
+    def start_early(self) -> None:
+        """Start the child before the first chat, which would wait for it."""
+        if self.child.process is None:
+            self._start()
 
     def check_room(self) -> None:
         """Raise TooManyChatsError if no further chat or text may wait."""

@@ -117,7 +117,12 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     gc.freeze()
     gc.set_threshold(YOUNG_MOST)
     log.info("started as %s on %s", role, http.listen)
-    work = [link.run(), renderer.run(), report(config.endpoint("collect"), role, stats, link), server.serve([listener])]
+    work = [
+        link.run(),
+        renderer.run(early=service.takes_chats),
+        report(config.endpoint("collect"), role, stats, link),
+        server.serve([listener]),
+    ]
     if traces is not None:
         work.append(traces.run())
     tasks = [asyncio.create_task(each) for each in work]

@@ -61,9 +61,11 @@ class ChatRenderer:
             raise unavailable(rendered.error)
         raise invalid(rendered.error, "messages")
 
-    async def run(self) -> None:
-        """Serve the child until this is cancelled."""
+    async def run(self, *, early: bool) -> None:
+        """Serve the child until this is cancelled. `early`: chats may come, and the first should not wait for it."""
         try:
+            if early:
+                self._process.start_early()
             while True:
                 if self._process.idle:
                     self._begun.clear()

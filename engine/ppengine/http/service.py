@@ -84,6 +84,7 @@ class Service:
         http = config.profile.http
         folder = Path(config.model_path)
         template = template_source(folder, TOOL_USE) or template_source(folder)
+        self.takes_chats = template is not None and not absent
         self.reply_form = form_of(template, http.tool_parser, http.reasoning)
         self._spoken = self.tokenizer.special_ids(self.reply_form.special)
 
