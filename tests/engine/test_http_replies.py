@@ -101,6 +101,13 @@ def test_a_malformed_call_comes_back_as_content(name: str, text: str) -> None:
     assert calls_of(events_of(PARSERS[name](FUNCTIONS), [text])) == (text, [])
 
 
+@pytest.mark.parametrize(("name", "text"), BAD)
+def test_any_pieces_of_a_malformed_call_give_the_same_events(name: str, text: str) -> None:
+    """Arguments up to the first wrong character are given out, also if all came with it."""
+    whole, single = (events_of(PARSERS[name](FUNCTIONS), pieces) for pieces in ([text], list(text)))
+    assert whole == single
+
+
 def test_a_good_call_behind_a_malformed_one_is_found() -> None:
     content, calls = calls_of(events_of(PARSERS["hermes"](FUNCTIONS), [f'<tool_call>{{"name": {HERMES}']))
     assert (content, calls) == ('<tool_call>{"name": ', [WEATHER])

@@ -230,7 +230,7 @@ class GrowingParser(ABC):
 
     def break_off(self) -> None:
         """Give back a malformed call: as text before it has begun, else as a broken one."""
-        self._streams = False
+        self.end_stream()
         if self._call_open:
             self._call_open = False
             self.give("broken", "")
@@ -239,11 +239,15 @@ class GrowingParser(ABC):
 
     def cut_off(self) -> None:
         """End at the end of the output: a call that has begun is cut, and less of one is left out."""
+        self.end_stream()
+        self.give("cut" if self._call_open else "text", "")
+        self._call_open = False
+
+    def end_stream(self) -> None:
+        """Give out the arguments that were taken, as those are that came before."""
         if self._streams:
             self._streams = False
             self.give("arguments")
-        self.give("cut" if self._call_open else "text", "")
-        self._call_open = False
 
     def text_until(self, markers: Sequence[str], kind: Literal["reasoning", "text"] = "text") -> Step[bool]:
         """Give out text up to the first of `markers`, and take that; return False at the end of the text.

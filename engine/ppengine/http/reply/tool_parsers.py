@@ -106,9 +106,7 @@ class ToolParser(GrowingParser):
             raise MalformedError
         self._streams = streams
         yield from self.value()
-        if streams:
-            self._streams = False
-            self.give("arguments")
+        self.end_stream()
 
 
 class HermesParser(ToolParser):
