@@ -253,7 +253,15 @@ async def test_the_blocks_of_a_conversation_become_a_chat() -> None:
     [
         ({"model": "other"}, anthropic.NotFoundError, "not served"),
         ({"max_tokens": 0}, anthropic.BadRequestError, "at least 1"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, anthropic.BadRequestError, "the assistant's"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+                ]
+            },
+            anthropic.BadRequestError,
+            "the last message has a tool call",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError, "text alone"),
         ({"tools": [SCHEMA], "tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "not in tools"),
     ],

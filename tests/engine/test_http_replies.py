@@ -181,8 +181,9 @@ def test_a_template_says_how_its_model_writes() -> None:
 def test_a_reader_joins_reasoning_and_one_call() -> None:
     form = form_of(None, "hermes", "think")
     made = ReplyFactory(
-        form=form, inside=begins_inside("<|assistant|><think>\n", TAGS["think"]), functions=FUNCTIONS, parallel=False
-    )
+        form=form, inside=begins_inside("<|assistant|><think>\n", "", TAGS["think"]), functions=FUNCTIONS,
+        parallel=False,
+    )  # fmt: skip
     reader = made.reader()
     assert not made.plain
     text = f"Look: {HERMES}</think>\n{HERMES}\n{HERMES}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from http_world import ASK, TINY, HttpWorld, world
+from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
 
 TOKENS = Tokenizer.load(TINY)
@@ -155,3 +156,66 @@ async def test_reasoning_may_be_left_out() -> None:
             deltas = [event["choices"][0]["delta"] for event in events]
             assert any("reasoning" in delta for delta in deltas) == bool(names)
             assert "".join(delta.get("content", "") for delta in deltas) == "It rains."
+
+
+SAID = [{"role": "user", "content": "How is it?"}, {"role": "assistant", "content": " It is "}]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("/v1/chat/completions", {"continue_final_message": True}),
+        ("/v1/messages", {}),
+    ],
+)
+async def test_an_answer_may_go_on_with_the_last_message(path: str, more: dict[str, Any]) -> None:
+    """vLLM has a field for it; Anthropic does so whenever the last message is the assistant's."""
+    async with world("raining.") as one:
+        status, answer = await one.post(path, {"messages": SAID, "max_tokens": 9, **more})
+        assert status == 200, answer
+        text = one.renderer.texts[-1]
+        prompt = one.model.submitted[0].prompt_token_ids
+        assert prompt == TOKENS.encode_chat(text.partition("\ufdd0")[0])
+        assert TOKENS.decode(prompt or []).endswith(" It is ") and "raining." in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("begun", "reasoning", "content"),
+    [("<think>I", "raining.", None), ("<think>I look.</think>It is ", None, "raining."), ("It is ", None, "raining.")],
+)
+async def test_an_answer_may_go_on_with_reasoning(begun: str, reasoning: str | None, content: str | None) -> None:
+    async with world("raining.") as one:
+        messages = [SAID[0], {"role": "assistant", "content": begun}]
+        body = {"messages": messages, "max_tokens": 9, "continue_final_message": True}
+        message = (await one.post("/v1/chat/completions", body))[1]["choices"][0]["message"]
+        assert (message.get("reasoning"), message["content"]) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (SAID[:1], "needs a last message of the assistant; its role is user"),
+        ([*SAID[:1], {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}], "has a tool call"),
+    ],
+)
+async def test_other_messages_cannot_be_continued(messages: list[Any], why: str) -> None:
+    async with world("raining.") as one:
+        body = {"messages": messages, "max_tokens": 9, "continue_final_message": True}
+        status, answer = await one.post("/v1/chat/completions", body)
+        assert (status, answer["error"]["param"]) == (400, "messages") and why in answer["error"]["message"]
+
+
+async def test_a_template_without_the_last_message_is_refused() -> None:
+    async with world("raining.") as one:
+        one.renderer.template = ChatTemplate("{{ messages[0].content }}", {})
+        body = {"messages": SAID, "max_tokens": 9, "continue_final_message": True}
+        status, answer = await one.post("/v1/chat/completions", body)
+        assert status == 400 and "the chat template leaves its text out" in answer["error"]["message"]
+
+
+async def test_the_tokens_of_a_message_that_goes_on_are_counted() -> None:
+    async with world() as one:
+        whole = (await one.post("/tokenize", {"messages": SAID}))[1]["tokens"]
+        begun = (await one.post("/tokenize", {"messages": SAID, "continue_final_message": True}))[1]["tokens"]
+        assert len(begun) < len(whole) and TOKENS.decode(begun).endswith(" It is ")

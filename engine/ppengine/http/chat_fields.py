@@ -65,6 +65,8 @@ class ChatRequest(CommonFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
+    """Go on with the text of the last message, which is the assistant's, in place of a new one."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -80,6 +82,12 @@ class ChatRequest(CommonFields, kw_only=True):
         """The client's names of fields that errors of the service name."""
         most = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"prompt": "messages", "max_tokens": most, "logprobs": "top_logprobs"}
+
+    @property
+    def begun(self) -> str:
+        """The text that the answer goes on with."""
+        last = self.messages[-1].for_template() if self.continue_final_message and self.messages else {}
+        return str(last.get("content", ""))
 
     def template_options(self) -> dict[str, Any]:
         """Return further names for the chat template."""
@@ -135,6 +143,7 @@ class TokenizeRequest(Body, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     return_token_strs: bool | None = None

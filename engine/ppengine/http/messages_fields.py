@@ -103,8 +103,10 @@ class CountRequest(Body, kw_only=True):
             for tool in self.tools or []
             if tool.input_schema is not None
         ]
+        messages = self._messages()
         return ChatRequest(
-            model=self.model, messages=self._messages(), tools=tools or None, chat_template_kwargs=options,
+            model=self.model, messages=messages, tools=tools or None, chat_template_kwargs=options,
+            continue_final_message=bool(messages) and messages[-1].role == "assistant",
             tool_choice=None if choice is None else _choice(choice),
             parallel_tool_calls=None if choice is None else not choice.disable_parallel_tool_use,
             response_format=None if form is None else ResponseFormat(
@@ -122,9 +124,6 @@ class CountRequest(Body, kw_only=True):
                 messages.append(_assistant(turn.content, number))
             else:
                 messages += _user(turn, turn.content, number)
-        if self.messages and self.messages[-1].role == "assistant":
-            right = "end it with the user's: this server begins no answer with a given text"
-            raise invalid(f"the last of the messages is the assistant's; {right}", "messages")
         return messages
 
 

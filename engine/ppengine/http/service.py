@@ -19,6 +19,7 @@ from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
 from ppengine.http.api_errors import ApiError, invalid, too_long, unavailable
 from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
+from ppengine.http.chat_prompt import chat_text
 from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import Call
@@ -30,8 +31,7 @@ from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import ReplyForm, form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
-from ppengine.http.tool_fields import Function, certain_parser, for_template, functions_of, schemas
-from ppengine.protocol.chat_messages import Chat
+from ppengine.http.tool_fields import Function, certain_parser, functions_of, schemas
 from ppengine.protocol.clients import ROUTES
 from ppengine.protocol.offline import Added
 from ppengine.protocol.prompt_scores import VALUES_MOST
@@ -113,7 +113,7 @@ class Service:
         # A text that is constrained begins with its form: it has no place for reasoning, and no free calls.
         form = self.reply_form if request.constraint_field is None or certain is not None else ReplyForm()
         replies = ReplyFactory(
-            form=form, inside=form.reasoning is not None and begins_inside(text, form.reasoning),
+            form=form, inside=form.reasoning is not None and begins_inside(text, request.begun, form.reasoning),
             functions=schemas(functions), parallel=request.parallel, certain=certain,
         )  # fmt: skip
         ids = await self._tokens.of_text(text, special=False)
@@ -169,13 +169,7 @@ class Service:
 
     async def _rendered(self, request: ChatRequest | TokenizeRequest, functions: list[Function]) -> str:
         self.needs_tokenizer("messages", "send token ids to /v1/completions")
-        if not request.messages:
-            raise invalid("messages is an empty list; give at least one message", "messages")
-        chat = Chat(
-            messages=[one.for_template() for one in request.messages], tools=for_template(functions),
-            add_generation_prompt=request.add_generation_prompt, options=request.template_options(),
-        )  # fmt: skip
-        return await self._renderer.render(chat, min(CHAT_MOST, self._encoder.most))
+        return await chat_text(self._renderer, request, functions, min(CHAT_MOST, self._encoder.most))
 
     async def _begin(
         self, route: str, prompts: list[list[int]], request: CompletionRequest | ChatRequest, caller: Caller,

@@ -37,6 +37,6 @@ class ReasoningSplitter(GrowingParser):
         yield from self.text_until(())
 
 
-def begins_inside(prompt: str, tags: Tags) -> bool:
-    """Return whether a rendered prompt ends with the beginning of reasoning."""
-    return prompt.rstrip().endswith(tags.begin)
+def begins_inside(prompt: str, begun: str, tags: Tags) -> bool:
+    """Return whether an answer begins inside of reasoning: by the end of the prompt, or of its text that is `begun`."""
+    return prompt.rstrip().endswith(tags.begin) or begun.rfind(tags.begin) > begun.rfind(tags.end)
