@@ -340,11 +340,15 @@ def test_a_port_whose_old_connections_the_kernel_keeps_is_free() -> None:
         (ChatRequest, {"messages": ["Hi"]}, 'messages[0] is "Hi"; it must be an object'),
         (ChatRequest, {"messages": {}}, "messages is an object; it must be a list"),
         (ChatRequest, {"messages": [{}]}, "messages[0].role is missing"),
-        (ChatRequest, {"messages": [{"role": "robot"}]}, 'messages[0].role is "robot"; it must be "system" or "devel'),
+        (
+            ChatRequest,
+            {"messages": [{"role": "robot"}]},
+            'messages[0].role is "robot"; it must be one of "system", "devel',
+        ),
         (
             ChatRequest,
             {"messages": [], "tool_choice": "now"},
-            'tool_choice is "now"; it must be "none" or "auto" or "r',
+            'tool_choice is "now"; it must be one of "none", "auto"',
         ),
         (ChatRequest, {"messages": [], "tool_choice": {"type": "x"}}, 'tool_choice.type is "x"; it must be "function"'),
         (ChatRequest, {"messages": [], "tool_choice": 5}, "tool_choice is 5; it must be a text or an object or null"),

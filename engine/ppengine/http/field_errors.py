@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import types
 import typing
@@ -18,6 +19,7 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.?([^`]*)`")
 _KEY = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `key` in `\$\.?([^`]*)`")
 _ENUM = re.compile(r"Invalid enum value .* - at `\$\.?([^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 _STEP = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[]+)")
 _NAMES = {
     "array": "a list", "bool": "a boolean", "float": "a number", "int": "a whole number", "object": "an object",
@@ -52,10 +54,15 @@ def field_error(error: Exception, data: dict[str, Any], kind: type[msgspec.Struc
     elif found := _ENUM.fullmatch(text):
         place, value = _found(data, found[1], "")
         right = [json_text(one) for one in _literals(kind, found[1])]
-        text = f"{place} is {json_text(value)}; it must be {' or '.join(right)}"
+        text = f"{place} is {json_text(value)}; it must be {'one of ' * (len(right) > 1)}{', '.join(right)}"
     elif found := _MISSING.fullmatch(text):
         place = f"{found[2]}.{found[1]}" if found[2] else found[1]
         text = f"{place} is missing"
+    elif found := _UNKNOWN.fullmatch(text):
+        place, names = found[1], kind.__struct_fields__
+        near = difflib.get_close_matches(place, names, n=1)
+        help_text = f"did you mean {near[0]}?" if near else f"the fields are {', '.join(names)}"
+        text = f"unknown field {place}; {help_text}"
     else:
         place = text.partition("`$.")[2].partition("`")[0]
     return invalid(text, re.split(r"[.\[]", place, maxsplit=1)[0] or None)

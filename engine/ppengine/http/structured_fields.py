@@ -8,6 +8,7 @@ import msgspec
 
 from ppengine.http.api_errors import invalid
 from ppengine.http.body import Body
+from ppengine.http.field_errors import field_error
 from ppengine.protocol.structured_outputs import StructuredOutputsParams, json_schema_outputs
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
@@ -62,11 +63,18 @@ class StructuredFields(Body, kw_only=True):
                 assert self.response_format is not None
                 return _of_format(self.response_format)
             if name == "structured_outputs":
-                return msgspec.convert(self.structured_outputs, StructuredOutputsParams)
+                return _of_fields(self.structured_outputs or {})
             fields = {_GUIDED[name]: getattr(self, name), "whitespace_pattern": self.guided_whitespace_pattern}
             return StructuredOutputsParams(**fields)
         except (ValueError, RecursionError) as error:
             raise invalid(f"{name}: {error}", name) from None
+
+
+def _of_fields(given: dict[str, Any]) -> StructuredOutputsParams:
+    try:
+        return msgspec.convert(given, StructuredOutputsParams)
+    except msgspec.ValidationError as error:
+        raise ValueError(field_error(error, given, StructuredOutputsParams).body.message) from None
 
 
 def _of_format(wanted: ResponseFormat) -> StructuredOutputsParams:

@@ -71,7 +71,8 @@ class StructuredOutputsParams(
             msgspec.structs.force_setattr(self, "json", _schema_text(self.json))
         given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            raise ValueError(f"{' and '.join(given) or 'none'} of {', '.join(_FORMS)} is given; give exactly one")
+            many = f"{' and '.join(given)} are given" if given else f"none of {', '.join(_FORMS)} is given"
+            raise ValueError(f"{many}; give exactly one")
         _check_sizes(self)
 
     @property
