@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from http_world import ASK, TINY, HttpWorld, world
 from ppengine.checkpoint.chat_template import ChatTemplate
 from ppengine.checkpoint.tokenizer import Tokenizer
+from ppengine.http.request_fields import CompletionRequest
+from ppengine.http.sampling_defaults import SamplingDefaults
 
 TOKENS = Tokenizer.load(TINY)
 TEXT = "It rains in Paris. The end."
@@ -219,3 +223,28 @@ async def test_the_tokens_of_a_message_that_goes_on_are_counted() -> None:
         whole = (await one.post("/tokenize", {"messages": SAID}))[1]["tokens"]
         begun = (await one.post("/tokenize", {"messages": SAID, "continue_final_message": True}))[1]["tokens"]
         assert len(begun) < len(whole) and TOKENS.decode(begun).endswith(" It is ")
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_fields_that_are_left_out_have_the_defaults_of_the_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, used: bool
+) -> None:
+    given = {"temperature": 0.6, "top_p": 2.0, "top_k": 20, "min_p": None, "do_sample": True, "max_length": 5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given))
+    async with world(TEXT) as one:
+        one.service._defaults = SamplingDefaults(tmp_path, used=used)
+        for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT), ("/v1/messages", CHAT)):
+            assert (await one.post(path, body))[0] == 200
+            assert (await one.post(path, {**body, "temperature": 0, "top_k": 3}))[0] == 200
+        left, own = one.model.submitted[::2], one.model.submitted[1::2]
+        assert {(each.sampling.temperature, each.sampling.top_p, each.sampling.top_k) for each in left} == {
+            (0.6, 1.0, 20) if used else (1.0, 1.0, left[0].sampling.top_k)
+        }
+        assert {(each.sampling.temperature, each.sampling.top_k) for each in own} == {(0.0, 3)}
+    assert ("top_p is 2.0; it must be" in caplog.text) == used
+
+
+def test_a_checkpoint_without_defaults_changes_nothing(tmp_path: Path) -> None:
+    request = CompletionRequest(prompt="x")
+    SamplingDefaults(tmp_path, used=True).fill(request)
+    assert request == CompletionRequest(prompt="x")

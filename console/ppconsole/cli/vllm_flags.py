@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 KEYS = {
+    "--api-server-count": "http.processes",
+    "--async-scheduling": "scheduler.schedule_ahead",
     "--allowed-origins": "http.allowed_origins",
     "--block-size": "memory.block_size",
     "--device": "parallel.device",
@@ -11,6 +13,7 @@ KEYS = {
     "--enable-chunked-prefill": "scheduler.chunked_prefill",
     "--enable-prefix-caching": "scheduler.prefix_caching",
     "--enforce-eager": "parallel.eager",
+    "--generation-config": "http.generation_config",
     "--gpu-memory-utilization": "memory.utilization",
     "--load-format": "model.load_format",
     "--max-model-len": "model.max_model_len",
@@ -28,12 +31,16 @@ KEYS = {
     "-t": "parallel.tensor",
 }
 """Keys of a profile by flag. click takes `-tp` and `-pp` as their first letters."""
-_FLAGS = frozenset({"--enable-chunked-prefill", "--enable-prefix-caching", "--enforce-eager", "--skip-tokenizer-init"})
+_FLAGS = frozenset({
+    "--async-scheduling", "--enable-chunked-prefill", "--enable-prefix-caching", "--enforce-eager",
+    "--skip-tokenizer-init",
+})  # fmt: skip
 """Those without a value."""
 _LISTS = frozenset({"--allowed-origins", "--served-model-name"})
 """Those with several values."""
 OTHERS = {
     "--api-key": "API keys are in PPCONSOLE_API_KEY, or in a file: --set http.keys=FILE",
+    "--chat-template": "the template is the checkpoint's: chat_template.jinja in its folder",
     "--data-parallel-size": "start an engine for each copy",
     "--enable-auto-tool-choice": "tool calls are read without it; --tool-parser NAME names their form",
     "--enable-lora": "this engine has no LoRA adapters; merge them into the weights",
@@ -43,6 +50,9 @@ OTHERS = {
     "--port": "it is --http HOST:PORT",
     "--quantization": "weights are those of safetensors in float64, float32, bfloat16 or float16",
     "--speculative-config": "this engine does not speculate",
+    "--ssl-certfile": "the port has no TLS; a proxy in front of it has",
+    "--ssl-keyfile": "the port has no TLS; a proxy in front of it has",
+    "--tokenizer": "the tokenizer is the checkpoint's: tokenizer.json in its folder",
     "--tool-call-parser": "it is --tool-parser NAME",
     "--trust-remote-code": "code from checkpoints never runs",
 }

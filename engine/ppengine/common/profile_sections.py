@@ -160,6 +160,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Form in which the model writes tool calls; auto: the one that its chat template shows."""
     reasoning: Literal["auto", "none", "think", "mistral"] = "auto"
     """Tags of reasoning in front of replies: `<think>`, or Mistral's `[THINK]`; auto: those of the chat template."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """Sampling of requests that leave it out; auto: by `generation_config.json` of the model, none: OpenAI's."""
     stream_interval: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Tokens of an answer that share an event, after its first; more take less CPU time a token."""
     otlp_traces_endpoint: Annotated[str, Meta(pattern="^https?://", max_length=2048)] | None = None

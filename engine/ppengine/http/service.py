@@ -31,6 +31,7 @@ from ppengine.http.reply.reasoning_splitter import begins_inside
 from ppengine.http.reply.reply_form import ReplyForm, form_of
 from ppengine.http.reply.reply_reader import ReplyFactory
 from ppengine.http.request_fields import CommonFields, CompletionRequest
+from ppengine.http.sampling_defaults import SamplingDefaults
 from ppengine.http.tool_fields import Function, certain_parser, functions_of, schemas
 from ppengine.protocol.clients import ROUTES
 from ppengine.protocol.offline import Added
@@ -83,6 +84,7 @@ class Service:
         self._tokens = PromptTokens(self.tokenizer, self._encoder, config.max_model_len)
         http = config.profile.http
         folder = Path(config.model_path)
+        self._defaults = SamplingDefaults(folder, used=http.generation_config == "auto")
         template = template_source(folder, TOOL_USE) or template_source(folder)
         self.takes_chats = template is not None and not absent
         self.reply_form = form_of(template, http.tool_parser, http.reasoning)
@@ -240,6 +242,7 @@ class Service:
 
     def _sampling(self, request: CompletionRequest | ChatRequest) -> SamplingParams:
         """Return how the core samples, with the tokens of bad words. Raises ApiError."""
+        self._defaults.fill(request)
         sampling = request.sampling()
         try:
             ids = self._encoder.bad_words_ids(sampling)
