@@ -658,7 +658,7 @@ def test_submit_with_a_form(cli: Cli, fake: FakeGateway, tmp_path: Path) -> None
     assert forms == [StructuredOutputsParams(json='{"type": "object"}'), StructuredOutputsParams(regex="a+")]
     assert fake.commands[1].verb.sampling.seed == 2
     run = cli("submit", "Once", "--json-schema", str(file), "--regex", "a")
-    assert run.code == 2 and "json and regex of " in run.err
+    assert run.code == 2 and "json and regex are given" in run.err
     file.write_text("{")
     assert "json is no JSON" in cli("submit", "Once", "--json-schema", str(file)).err
 
