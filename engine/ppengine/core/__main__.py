@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import math
 import os
@@ -18,6 +17,7 @@ import msgspec
 import zmq
 
 from ppengine.checkpoint.model_spec import read_spec
+from ppengine.common import garbage
 from ppengine.common.begin_process import begin
 from ppengine.common.child_process import CRASHED
 from ppengine.common.cluster import node_accepts
@@ -121,9 +121,7 @@ class Loop:
 
     def run(self) -> None:
         """Take turns until the engine leaves."""
-        # Imported modules and loaded data stay for good: without them, a full collection blocks a turn for less long.
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         poller = zmq.Poller()
         poller.register(self._steps, zmq.POLLIN)
         poller.register(self._front.socket, zmq.POLLIN)

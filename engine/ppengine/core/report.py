@@ -10,19 +10,17 @@ from ppengine.common.config import EngineConfig
 from ppengine.core.client_rules import ClientRules
 from ppengine.core.health import Health
 from ppengine.core.host_tier import host_tier
-from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
 from ppengine.core.live_checks import Checks
 from ppengine.core.live_requests import LiveRequests
 from ppengine.core.mask_processes import MaskProcesses
 from ppengine.core.operations import Operations
-from ppengine.core.scheduler import wait_reasons
-from ppengine.core.scheduler.request import Request
+from ppengine.core.request_infos import request_infos
 from ppengine.core.serving import Serving
 from ppengine.core.stage_records import StageRecord, Stages
 from ppengine.core.stage_tracker import StageTracker
 from ppengine.core.tiers.tier_report import TierReport
 from ppengine.protocol.reports import CoreReport, StageView
-from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, RequestInfo, Throughput
+from ppengine.protocol.snapshot import MAX_REQUESTS, EngineInfo, Queues, Throughput
 from ppengine.protocol.stage_info import CordonInfo
 
 WINDOW_S = 2.0
@@ -67,7 +65,7 @@ class Reporter:
             if report.tiers is not None:
                 self._tiers.fill(report.tiers)
             report.queues = scheduler.queues.counts()
-            report.requests = [self._request_info(serving, request) for request in live[:MAX_REQUESTS]]
+            report.requests = request_infos(scheduler, live[:MAX_REQUESTS], self._clock())
             device = scheduler.blocks.device
             report.kv_used, report.kv_cached, report.kv_free = device.used, device.cached, device.free
             report.swap_used = scheduler.blocks.host.used
@@ -144,34 +142,6 @@ class Reporter:
         if cordon is None:
             return None
         return CordonInfo(by=cordon.by, since_s=self._clock() - cordon.at, reason=cordon.reason)
-
-    def _request_info(self, serving: Serving, request: Request) -> RequestInfo:
-        now = self._clock()
-        return RequestInfo(
-            id=request.id,
-            owner=request.owner,
-            state=request.state,
-            age_s=now - request.arrival_time,
-            prompt_tokens=len(request.prompt_ids),
-            output_tokens=len(request.output_ids),
-            blocks=len(request.blocks),
-            swap_blocks=len(request.host_blocks),
-            why=wait_reasons.why(serving.scheduler, request),
-            revision=request.revision,
-            computed_tokens=request.num_computed,
-            cached_tokens=request.num_cached,
-            in_flight=list(request.in_flight),
-            preemptions=request.preemptions,
-            finish_reason=request.finish_reason,
-            priority=request.priority,
-            queue_s=queue_s(request),
-            ttft_s=ttft_s(request),
-            itl_ms=itl_ms(request, now),
-            itl_p99_ms=itl_quantiles_ms(request, now)[1],
-            principal=request.principal,
-            client=request.client,
-            sources=request.sources,
-        )
 
     def _throughput(self) -> Throughput:
         now, requests = self._clock(), self._requests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import socket
 import sys
@@ -14,6 +13,7 @@ import uvicorn
 import uvloop
 from typing_extensions import override
 
+from ppengine.common import garbage
 from ppengine.common.begin_process import begin
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.http_address import HttpAddress, parse_http
@@ -33,8 +33,6 @@ from ppengine.http.shared_use import SharedUse
 log = logging.getLogger("ppengine.http")
 
 BACKLOG = 2048
-YOUNG_MOST = 10_000
-"""Objects that are made before Python looks for garbage; it has 700."""
 
 
 class Server(uvicorn.Server):
@@ -112,10 +110,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     service = Service(config, link, renderer, rules, http.most_open)
     app = Routes(service, keys, limits, stats, traces).app()
     server = Server(server_config(app), link)
-    # Modules and loaded data stay for good. Requests leave nothing for collections, which would look at all streams.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_MOST)
+    garbage.settle()  # Requests leave nothing for collections, which would look at all streams.
     log.info("started as %s on %s", role, http.listen)
     work = [
         link.run(),
