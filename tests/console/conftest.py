@@ -1,12 +1,15 @@
-"""Stylesheets of consoles, parsed once: each app reads the same ones, a tenth of what a test of a screen takes."""
+"""The engine and the command line of a test. Stylesheets of consoles are parsed once, a tenth of a screen's test."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import Cli
+from fake_gateway import FakeGateway
 from textual.css.stylesheet import Stylesheet
 
 
@@ -26,3 +29,25 @@ def _parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parsed)
         yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of engines and settings of this test."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def fake(folder: Path) -> Iterator[FakeGateway]:
+    """Return an engine that runs."""
+    with FakeGateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], folder: Path) -> Cli:
+    """Return what runs a command line."""
+    return Cli(capsys, folder)

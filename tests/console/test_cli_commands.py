@@ -53,24 +53,6 @@ from ppengine.protocol.verbs import (
 )
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def fake(folder: Path) -> Iterator[FakeGateway]:
-    with FakeGateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], folder: Path) -> Cli:
-    return Cli(capsys, folder)
-
-
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not reached():

@@ -30,11 +30,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGatewa
         yield gateway
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
-
 def sent(fake: FakeGateway) -> list[tuple[list[str], bool]]:
     """Return ids and dry run of the commands so far; all are on many."""
     verbs = [(command.verb, command.dry_run) for command in fake.commands]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, bool, str]]:
     monkeypatch.setattr("ppconsole.app.run_console", run_console)
     monkeypatch.setattr("ppconsole.cli.screen.has_terminal", lambda: True)
     return calls
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
-    with FakeGateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
 
 
 def test_attach_opens_the_only_engine(cli: Cli, fake: FakeGateway, opened: list[tuple[Any, bool, str]]) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,25 +14,6 @@ from cli_helpers import Cli
 from fake_gateway import FakeGateway, sample_request
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def fake(folder: Path) -> Iterator[FakeGateway]:
-    with FakeGateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], folder: Path) -> Cli:
-    return Cli(capsys, folder)
 
 
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -33,11 +33,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
-
-@pytest.fixture
 def live() -> Iterator[FakeGateway]:
     with FakeGateway(name="inc") as gateway:
         yield gateway

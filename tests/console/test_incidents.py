@@ -28,11 +28,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
-
 def test_the_list_has_this_engine_and_earlier_ones_of_its_name(cli: Cli) -> None:
     kept_incident(kept_engine("dead01", "inc"), 1, age_s=3000.0, by="ann")
     kept_incident(kept_engine("dead02", "other"), 1)

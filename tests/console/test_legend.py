@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -45,12 +44,6 @@ from ppengine.protocol.discovery import EngineRecord
 from ppengine.protocol.gpu import GpuInfo, GpuProcess, Xid
 from ppengine.protocol.operation_kinds import Kind
 from ppengine.protocol.stage_info import CordonInfo
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
 
 WORD = re.compile(r"[A-Z][A-Z0-9:>/-]*[A-Z0-9]|\b[A-Z]\b")
 LABEL = re.compile(r"  (\S.{0,12}?) +")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +22,6 @@ from ppengine.protocol.inspection import RequestDetail, StacksDetail
 from ppengine.protocol.kept_files import EngineEnd, engine_folder, write_end
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.verbs import Abort, Pause, Submit, SwapOut
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with FakeGateway() as gateway:
-        yield gateway
 
 
 @asynccontextmanager

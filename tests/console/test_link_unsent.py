@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,6 @@ from link_helpers import FAST, Seen
 from ppconsole.link.engine_link import EngineLink
 from ppconsole.link.source import LinkLost
 from ppengine.protocol.verbs import Pause
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with FakeGateway() as gateway:
-        yield gateway
 
 
 @pytest.fixture

@@ -28,11 +28,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGatewa
         yield gateway
 
 
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "means"),
     [

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,20 +20,6 @@ from ppengine.protocol.kept_files import engine_folder
 from ppengine.protocol.snapshot import Snapshot
 from ppengine.protocol.tcp_address import parse_address
 from test_finished import BEGIN, HTTP, SOURCES, ended, segment
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGateway]:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("PPCONSOLE_ENGINE", raising=False)
-    with FakeGateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
 
 
 def test_show_has_the_figures_of_an_end_when_the_client_has_the_output(cli: Cli, fake: FakeGateway) -> None:

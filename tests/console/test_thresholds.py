@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -283,11 +282,6 @@ def test_the_level_of_an_alarm():
 
 
 # --- without a screen -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    return Cli(capsys, tmp_path)
 
 
 def test_watch_needs_a_file(cli: Cli, tmp_path, monkeypatch):
