@@ -28,6 +28,7 @@ from ppengine.protocol.grammar_messages import (
     COMPILERS,
     Answers,
     Forget,
+    GrammarsLeave,
     GrammarsReady,
     Question,
     Questions,
@@ -116,7 +117,7 @@ class Desk:
         after = {number: list(forced) for number in numbers if forced}
         self.take(Answers(numbers, [0] * len(numbers), [MASK], after))
 
-    def take(self, message: Answers) -> None:
+    def take(self, message: Answers | GrammarsLeave) -> None:
         """Give a message of the child to the process. Asks have no request here, so no mask is returned."""
         assert self.process.take(self.names[-1], message) == []
 
@@ -251,6 +252,46 @@ def test_a_child_without_an_answer_is_killed(desk: Desk) -> None:
     desk.answer()
     desk.turn()
     assert len(desk.children) == 2, "an idle child has no deadline"
+
+
+def test_new_grammars_have_time_as_long_as_their_child_works(desk: Desk) -> None:
+    """Large ones wait behind each other's compiles: 64 of them once took all of the time for one."""
+    for number in range(3):
+        desk.ask(0, [], text=f"new {number}")
+    assert desk.turn() == [0, 0, 0]
+    for _ in range(5):
+        desk.now += ANSWER_S - 1
+        desk.take(Answers([], []))
+        desk.turn()
+    assert len(desk.children) == 1
+    desk.now += ANSWER_S + 1
+    desk.turn()
+    assert desk.children[0].code == -9, "it is stopped"
+
+
+def test_a_mask_that_does_not_come_is_noticed_while_grammars_are_compiled(desk: Desk) -> None:
+    desk.ask(5, [1], text="known")
+    desk.turn()
+    desk.answer()
+    desk.ask(0, [], text="new")
+    desk.ask(5, [1, 2], text="known")
+    desk.turn()
+    desk.now += ANSWER_S + 1
+    desk.take(Answers([], []))
+    desk.turn()
+    assert desk.children[0].code == -9
+
+
+def test_a_child_that_leaves_makes_no_question_suspect(desk: Desk) -> None:
+    for matcher in (1, 2, 3):
+        desk.ask(matcher, [matcher], text=f"{matcher}")
+    desk.turn()
+    bad = next(number for number, question in desk.open.items() if question.matcher == 2)
+    desk.take(Answers([bad], [-1], errors={bad: "it does not end"}))
+    desk.take(GrammarsLeave())
+    assert desk.children[0].code == -9 and desk.ended == {2: Masked(error="it does not end")}
+    desk.now += 2
+    assert desk.turn() == [1, 3], "both at once"
 
 
 @pytest.mark.parametrize(

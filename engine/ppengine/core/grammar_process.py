@@ -18,7 +18,15 @@ from ppengine.common.helper_child import HelperChild
 from ppengine.common.one_line import one_line
 from ppengine.core.grammar_asks import Ask, Masked, Taken, fits
 from ppengine.protocol.frames import encode
-from ppengine.protocol.grammar_messages import COMPILERS, Answers, Forget, GrammarsReady, Question, Questions
+from ppengine.protocol.grammar_messages import (
+    COMPILERS,
+    Answers,
+    Forget,
+    GrammarsLeave,
+    GrammarsReady,
+    Question,
+    Questions,
+)
 from ppengine.protocol.reports import Unanswered
 from ppengine.protocol.structured_outputs import Grammar
 
@@ -26,7 +34,8 @@ log = logging.getLogger("ppengine.core")
 
 MODULE = "ppengine.grammar"
 ANSWER_S = 10.0
-"""Seconds for an answer: a compile takes up to some 0.1 s, a mask a millisecond."""
+"""Seconds for a mask, which takes a millisecond, and between messages of a process that compiles: it sends one each
+second, and has a time limit of its own for each compile."""
 START_S = 30.0
 """Seconds for the start of the process, which reads the tokenizer."""
 AGAIN_S = 1.0
@@ -36,10 +45,10 @@ OWED_S = 1.0
 STARTS_MOST = 3
 """Starts that fail in a row before grammars that wait are refused."""
 COMPILES_A_THREAD = 16
-"""Grammars that the process may have to compile, for each of its threads: others wait here, where no deadline runs.
+"""Grammars that the process may have to compile, for each of its threads: others wait here.
 
-A compile takes 1 ms, and 0.2 s for one in a hundred of the largest schemas, so all of them end in time. With two a
-thread, threads waited for the core between their grammars.
+A compile takes 1 ms, and up to 1 s for the largest schemas. With two a thread, threads waited for the core between
+their grammars.
 """
 EXPECTED_MOST = 128
 """Grammars that are compiled before a question: the process keeps 256 without an output."""
@@ -72,6 +81,8 @@ class GrammarProcess:
     _start_by: float = field(init=False, default=0.0)
     _start_at: float = field(init=False, default=0.0)
     """Time before which no process is started."""
+    _heard_at: float = field(init=False, default=0.0)
+    """Time of the newest message of the child."""
     _failed_starts: int = field(init=False, default=0)
     _waiting: deque[Ask] = field(init=False, default_factory=deque)
     _given: dict[int, Ask] = field(init=False, default_factory=dict)
@@ -149,12 +160,15 @@ class GrammarProcess:
         """
         if not self.child.is_sender(name):
             return []
+        self._heard_at = self._clock()
         if isinstance(message, GrammarsReady):
             self.child.ready, self._failed_starts = True, 0
         elif isinstance(message, Answers):
             if fits(message, self._given, self._vocabulary):
                 return self._end(message)
             self._lose("has sent a bad answer")
+        elif isinstance(message, GrammarsLeave):
+            self._lose("has a compile that does not end", suspects=False)
         return []
 
     def take_malformed(self, name: bytes, fault: str) -> None:
@@ -281,8 +295,12 @@ class GrammarProcess:
     def _late(self) -> bool:
         if not self.child.ready:
             return self._clock() > self._start_by
-        oldest = next(iter(self._given.values()), None)
-        return oldest is not None and self._clock() > oldest.given_at + ANSWER_S
+        due = self._clock() - ANSWER_S
+        first = next(iter(self._given.values()), None)
+        if first is None or first.given_at >= due:
+            return False
+        # Questions about new grammars wait behind each other's compiles, for as long as the child works.
+        return self._heard_at < due or any(ask.given_at < due and not ask.compiles for ask in self._given.values())
 
     def _start(self) -> None:
         arguments = ["--engine", str(self._run_dir / "engine.json"), "--threads", str(self._threads)]
@@ -294,8 +312,11 @@ class GrammarProcess:
             return
         self._start_by = self._clock() + START_S
 
-    def _lose(self, what: str) -> None:
-        """Give up the child, of which `what` is said; its questions wait for the next one."""
+    def _lose(self, what: str, *, suspects: bool = True) -> None:
+        """Give up the child, of which `what` is said; its questions wait for the next one.
+
+        `suspects`: one of them may be the reason.
+        """
         process = self.child.process
         assert process is not None
         why = f"the grammar process for {self._task} (pid {process.pid}) {what}"
@@ -311,11 +332,11 @@ class GrammarProcess:
             ask.end(Masked(error="its output has ended", later=True))
         if not started:
             self._fail_start(why)
-        if len(given) == 1 and given[0].suspect:
+        if suspects and len(given) == 1 and given[0].suspect:
             given[0].ends += 1
             if given[0].ends >= ENDS_MOST:
                 given.pop().end(Masked(error=f"it has ended {ENDS_MOST} processes: {why}"))
-        for ask in given:
+        for ask in given if suspects else ():
             ask.suspect = True
         self._waiting.extendleft(reversed(given))
 

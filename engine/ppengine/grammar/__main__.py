@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import resource
 import sys
 import threading
+import time
 from pathlib import Path
-from queue import SimpleQueue
 
 import zmq
-from llguidance import LLMatcher
 
 from ppengine.checkpoint.model_spec import read_spec
 from ppengine.common.begin_process import begin
 from ppengine.common.system_memory import keep_freed_memory
+from ppengine.grammar.compilers import COMPILE_S, Compilers
 from ppengine.grammar.matchers import GrammarError, Matchers
 from ppengine.protocol.frames import Codec, encode
 from ppengine.protocol.grammar_messages import (
     COMPILERS,
     Answers,
     Forget,
+    GrammarsLeave,
     GrammarsReady,
     Question,
     Questions,
@@ -36,6 +36,8 @@ MEMORY_BYTES = 8 * 2**30
 """Address space of the process. A matcher takes some 100 kB, a large one up to 100 MB."""
 ROWS_MOST = 256
 """Masks in one message: 4 MiB with 128k tokens."""
+LIFE_S = 1.0
+"""Seconds between two signs of life while grammars are compiled, and two looks at the compiles."""
 
 
 def main() -> int:
@@ -71,38 +73,42 @@ class Process:
     def __init__(self, matchers: Matchers, socket: zmq.Socket[bytes], compilers: int) -> None:
         self._matchers, self._socket = matchers, socket
         self._codec = Codec(ToGrammars)
-        self._grammars: SimpleQueue[Grammar] = SimpleQueue()
-        """Those that wait for a thread. An executor's future costs a tenth of a compile, with Python's lock held."""
-        self._compiled: SimpleQueue[tuple[Grammar, LLMatcher | GrammarError]] = SimpleQueue()
+        self._compilers = Compilers(matchers.compile, compilers)
         self._waiting: dict[Grammar, list[Question]] = {}
         """Questions by the grammar that is compiled for them."""
-        # A socket belongs to one thread, so the others wake this one by a pipe.
-        self._wake_read, self._wake = os.pipe()
-        self._woken = False
-        for _ in range(compilers):
-            threading.Thread(target=self._compile, daemon=True).start()
+        self._watch_at = 0.0
+        """Time of the next look at the compiles."""
+        self._leaves = False
+        """Whether a thread is lost in a compile, and the core ends this process."""
 
     def run(self) -> None:
-        """Serve until the lifeline closes."""
+        """Serve until the core or the lifeline ends the process."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._compilers.wake, zmq.POLLIN)
         self._socket.send(encode(GrammarsReady()))
         log.info("started, with %d MiB of memory", MEMORY_BYTES // 2**20)
-        while True:
+        while not self._leaves:
             self._serve(poller)
+        threading.Event().wait()
 
     def _serve(self, poller: zmq.Poller) -> None:
         """Take what has come; drop old grammars while there is nothing to do."""
         drops = self._matchers.has_old and not self._waiting
-        if not (events := poller.poll(0 if drops else None)):
-            self._matchers.drop_old()
+        wait_ms = 0 if drops or self._compilers.ready else int(1e3 * LIFE_S) if self._waiting else None
+        events = poller.poll(wait_ms)
         for source, _ in events:
-            if source == self._wake_read:
-                os.read(self._wake_read, 4096)
-                self._take_compiled()
+            if source == self._compilers.wake:
+                self._compilers.woken()
             else:
                 self._take(self._codec.decode(self._socket.recv()))
+        if self._compilers.ready:
+            self._take_compiled()
+        elif drops and not events:
+            self._matchers.drop_old()
+        if self._waiting and (now := time.monotonic()) >= self._watch_at:
+            self._watch_at = now + LIFE_S
+            self._watch()
 
     def _take(self, message: object) -> None:
         if isinstance(message, Forget):
@@ -117,37 +123,30 @@ class Process:
                 waiting.append(question)
             else:
                 self._waiting[question.grammar] = [question]
-                self._grammars.put(question.grammar)
+                self._compilers.put(question.grammar)
         self._answer(known)
 
-    def _compile(self) -> None:
-        """Compile one grammar after another, on a thread of its own."""
-        while True:
-            grammar = self._grammars.get()
-            result: LLMatcher | GrammarError
-            try:
-                result = self._matchers.compile(grammar)
-            except GrammarError as error:
-                result = error
-            self._compiled.put((grammar, result))
-            # Behind a system call a thread may wait for Python's lock, 5 ms at most: one of them writes.
-            if not self._woken:
-                self._woken = True
-                os.write(self._wake, b"x")
-
     def _take_compiled(self) -> None:
-        self._woken = False  # Before the look: a thread that is done behind it writes once more.
-        while not self._compiled.empty():
-            good: list[Question] = []
-            while len(good) < ROWS_MOST and not self._compiled.empty():
-                grammar, result = self._compiled.get()
-                questions = self._waiting.pop(grammar)
-                if isinstance(result, GrammarError):
-                    self._refuse(questions, str(result) or "it is not valid")
-                else:
-                    self._matchers.keep(grammar, result)
-                    good += questions
-            self._answer(good)
+        """Answer for some grammars that are compiled. Others wait behind what has come meanwhile: masks of outputs."""
+        good: list[Question] = []
+        grammars = 0
+        while grammars < self._matchers.firsts_most and self._compilers.ready:
+            grammar, result = self._compilers.take()
+            questions = self._waiting.pop(grammar)
+            if isinstance(result, GrammarError):
+                self._refuse(questions, str(result) or "it is not valid")
+            else:
+                self._matchers.keep(grammar, result)
+                good += questions
+                grammars += 1
+        self._answer(good)
+
+    def _watch(self) -> None:
+        """Show the core that this thread works; leave if a compile takes longer than it may, and say which."""
+        for grammar in self._compilers.endless():
+            self._leaves = True
+            self._refuse(self._waiting.pop(grammar), f"its compile takes more than {COMPILE_S:g} s of CPU time")
+        self._send(GrammarsLeave() if self._leaves else Answers([], []))
 
     def _refuse(self, questions: list[Question], reason: str) -> None:
         numbers = [question.number for question in questions]
@@ -156,8 +155,9 @@ class Process:
     def _answer(self, questions: list[Question]) -> None:
         for first in range(0, len(questions), ROWS_MOST):
             self._send(self._matchers.answers(questions[first : first + ROWS_MOST]))
+        self._matchers.drop_refused()
 
-    def _send(self, message: Answers) -> None:
+    def _send(self, message: Answers | GrammarsLeave) -> None:
         self._socket.send(encode(message))
 
 

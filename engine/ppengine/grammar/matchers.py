@@ -21,6 +21,8 @@ from ppengine.protocol.token_mask import TokenMask
 
 KEPT_MOST, OLD_MOST = 256, 256
 """Compiled grammars that are kept for the next output, and older ones that nothing has dropped yet."""
+TEXT_MOST = 16 * 2**20
+"""Most characters of all grammars that are kept: one of 120,000 may take 28 MiB, a small one has 0.1."""
 DROPPED_MOST = 8
 """Grammars dropped at once. Each takes some 0.1 ms, in which no thread of Python goes on."""
 WHITESPACE = r"[ \t\n]{1,24}"
@@ -36,6 +38,8 @@ FREE_SHARE = 64
 """A choice is free if its mask allows more than one token in 64. Such a mask is often slow."""
 FIRST_MOST, FIRST_BEHIND = 16, 64
 """Masks of first free choices that are kept with a grammar, 16 kB each with 128k tokens; tokens in front of one."""
+FIRSTS_A_THREAD = 4
+"""Grammars whose first masks are made in one call, for each thread: two masks of one take up to some 0.2 s."""
 LIMITS, REGEX_LIMITS = (
     LLParserLimits(
         initial_lexer_fuel=fuel, step_lexer_fuel=100_000, step_max_items=50_000, max_lexer_states=50_000,
@@ -89,7 +93,13 @@ class Matchers:
         self._tokenizer = LLTokenizer(file, n_vocab=vocabulary, eos_token=eos, slices=SLICES)
         self._vocabulary, self._eos = vocabulary, eos
         self._executor = LLExecutor(threads)
+        self.firsts_most = FIRSTS_A_THREAD * threads
+        """Grammars to keep before their first masks are asked for."""
         self._grammars: OrderedDict[Grammar, _Compiled] = OrderedDict()
+        self._characters = 0
+        """Those of all grammars."""
+        self._refused: list[Grammar] = []
+        """Grammars that have no first mask."""
         self._matchers: dict[int, LLMatcher] = {}
         self._beginnings: dict[int, _Beginning] = {}
 
@@ -107,8 +117,9 @@ class Matchers:
     def keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
         """Keep a compiled grammar."""
         self._grammars[grammar] = _Compiled(matcher)
-        if len(self._grammars) > KEPT_MOST + OLD_MOST:
-            self._grammars.popitem(last=False)
+        self._characters += len(grammar.text)
+        while len(self._grammars) > KEPT_MOST + OLD_MOST or self._characters > TEXT_MOST:
+            self._drop_oldest()
 
     @property
     def has_old(self) -> bool:
@@ -118,7 +129,21 @@ class Matchers:
     def drop_old(self) -> None:
         """Drop the grammars that were used longest ago, a few at once."""
         for _ in range(min(DROPPED_MOST, len(self._grammars) - KEPT_MOST)):
-            self._grammars.popitem(last=False)
+            self._drop_oldest()
+
+    def drop_refused(self) -> None:
+        """Drop the grammars that had no first mask, once all questions about them are answered.
+
+        A small one may have made as many states as there may be, and the core knows why it was refused.
+        """
+        for grammar in self._refused:
+            self._characters -= len(grammar.text)
+            del self._grammars[grammar]
+        self._refused.clear()
+
+    def _drop_oldest(self) -> None:
+        grammar, _ = self._grammars.popitem(last=False)
+        self._characters -= len(grammar.text)
 
     def lacks(self, grammar: Grammar) -> bool:
         """Return whether a grammar must be compiled first."""
@@ -196,14 +221,21 @@ class Matchers:
     def _answer_firsts(self, questions: list[Question], message: Answers, distinct: dict[Bytes, int]) -> None:
         """Add the first masks of grammars to a message; they are made where they were not asked for before."""
         wanted: list[tuple[int, _Compiled]] = []
+        new: dict[Grammar, _Compiled] = {}
         for question in questions:
             assert question.grammar is not None, "a question without a matcher is about a grammar"
             self._grammars.move_to_end(question.grammar)
-            wanted.append((question.number, self._grammars[question.grammar]))
-        if new := list({id(compiled): compiled for _, compiled in wanted if compiled.start is None}.values()):
-            starts = first_masks(self._executor, [compiled.matcher for compiled in new], self._vocabulary, self._eos)
-            for compiled, start in zip(new, starts, strict=True):
+            compiled = self._grammars[question.grammar]
+            wanted.append((question.number, compiled))
+            if compiled.start is None:
+                new[question.grammar] = compiled
+        if new:
+            matchers = [compiled.matcher for compiled in new.values()]
+            starts = first_masks(self._executor, matchers, self._vocabulary, self._eos)
+            for (grammar, compiled), start in zip(new.items(), starts, strict=True):
                 compiled.start = start
+                if isinstance(start, str):
+                    self._refused.append(grammar)
         for number, compiled in wanted:
             place = -1
             if isinstance(compiled.start, str):

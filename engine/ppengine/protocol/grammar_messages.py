@@ -40,7 +40,10 @@ class Forget(msgspec.Struct, tag="forget", array_like=True):
 
 
 class Answers(msgspec.Struct, tag="answers", array_like=True):
-    """Answers to some questions, in columns. Many outputs are inside of a text or a number, and have the same mask."""
+    """Answers to some questions, in columns. Many outputs are inside of a text or a number, and have the same mask.
+
+    While it compiles, the process sends some without an answer: a sign of life.
+    """
 
     numbers: list[int]
     """The questions."""
@@ -59,5 +62,9 @@ class GrammarsReady(msgspec.Struct, tag="grammars-ready", array_like=True):
     """The process has loaded the tokenizer."""
 
 
+class GrammarsLeave(msgspec.Struct, tag="grammars-leave", array_like=True):
+    """A compile in the process does not end, and its question is answered; another process must answer the others."""
+
+
 ToGrammars = Questions | Forget
-FromGrammars = Answers | GrammarsReady
+FromGrammars = Answers | GrammarsReady | GrammarsLeave
