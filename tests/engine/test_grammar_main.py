@@ -15,7 +15,7 @@ from ppengine.grammar import __main__, compilers
 from ppengine.grammar.__main__ import Process
 from ppengine.grammar.matchers import Matchers
 from ppengine.protocol.frames import Codec
-from ppengine.protocol.grammar_messages import FromGrammars, GrammarsLeave, Question, Questions
+from ppengine.protocol.grammar_messages import LARGE, FromGrammars, GrammarsLeave, Question, Questions
 from ppengine.protocol.structured_outputs import Grammar
 
 MODEL = Path(__file__).parents[2] / "profiles" / "models" / "tiny"
@@ -193,3 +193,22 @@ def test_large_grammars_are_dropped_for_their_size(monkeypatch: pytest.MonkeyPat
     small = Grammar("regex", "e" * 20)
     matchers.keep(small, matchers.compile(small))
     assert [matchers.lacks(grammar) for grammar in grammars] == [True, True, False, False]
+
+
+def test_a_small_grammar_does_not_wait_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    matchers, end = new_matchers(), threading.Event()
+    compile_one = matchers.compile
+
+    def compile_or_wait(grammar: Grammar) -> Any:
+        if grammar != GOOD:
+            end.wait(60)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(matchers, "compile", compile_or_wait)
+    process = process_of(matchers, [], 1)
+    large = [Grammar("choice", f"{number}" + "x" * LARGE) for number in range(9)]
+    process._take(Questions([Question(n, 0, grammar, [], []) for n, grammar in enumerate([*large, GOOD])]))
+    compiled(process, 1)
+    process._take_compiled()
+    end.set()
+    assert not matchers.lacks(GOOD) and set(process._waiting) == set(large)

@@ -26,6 +26,7 @@ from ppengine.core.mask_processes import MaskProcesses
 from ppengine.protocol.frames import Codec
 from ppengine.protocol.grammar_messages import (
     COMPILERS,
+    LARGE,
     Answers,
     Forget,
     GrammarsLeave,
@@ -434,6 +435,15 @@ def test_an_expected_grammar_is_compiled_once_before_the_first_question(desk: De
         given += len(turn)
         desk.answer()
     assert given == EXPECTED_MOST
+
+
+def test_large_grammars_take_no_room_from_small_ones(desk: Desk) -> None:
+    most = COMPILES_A_THREAD * COMPILERS
+    texts = [*(f"{number}" + "x" * LARGE for number in range(most + 3)), "small"]
+    desk.process.ask([Ask(0, Grammar("choice", text), [], [], lambda _: None) for text in texts])
+    desk.turn()
+    given = [question.grammar.text for question in desk.open.values() if question.grammar is not None]
+    assert given == [*texts[:most], "small"]
 
 
 def test_more_threads_compile_more_grammars_at_once(desk: Desk) -> None:

@@ -26,6 +26,7 @@ from ppengine.protocol.grammar_messages import (
     GrammarsReady,
     Question,
     Questions,
+    is_large,
 )
 from ppengine.protocol.reports import Unanswered
 from ppengine.protocol.structured_outputs import Grammar
@@ -45,7 +46,7 @@ OWED_S = 1.0
 STARTS_MOST = 3
 """Starts that fail in a row before grammars that wait are refused."""
 COMPILES_A_THREAD = 16
-"""Grammars that the process may have to compile, for each of its threads: others wait here.
+"""Grammars that the process may have to compile, for each of its threads, and as many large ones: others wait here.
 
 A compile takes 1 ms, and up to 1 s for the largest schemas. With two a thread, threads waited for the core between
 their grammars.
@@ -212,7 +213,7 @@ class GrammarProcess:
         now, waiting, left = self._clock(), self._waiting, deque[Ask]()
         self._waiting = left
         questions: list[Question] = []
-        compiles: int | None = None
+        room: list[int] | None = None
         while waiting:
             ask = waiting.popleft()
             if ask.suspect:
@@ -225,16 +226,22 @@ class GrammarProcess:
             if ask.known < 0:
                 ask.compiles = ask.grammar not in self._compiled
                 if ask.compiles:
-                    if compiles is None:
-                        compiles = sum(open_ask.compiles for open_ask in self._given.values())
-                    if compiles >= COMPILES_A_THREAD * max(COMPILERS, self._threads):
+                    room = room or self._room()
+                    large = is_large(ask.grammar)
+                    if not room[large]:
                         left.append(ask)
                         continue
-                    compiles += 1
+                    room[large] -= 1
             questions.append(self._question(ask, now))
         left.extend(waiting)
         if questions:
             self.child.send(encode(Questions(questions)))
+
+    def _room(self) -> list[int]:
+        """Return how many more new grammars the child may have, small ones and large ones."""
+        large = [is_large(ask.grammar) for ask in self._given.values() if ask.compiles]
+        most = COMPILES_A_THREAD * max(COMPILERS, self._threads)
+        return [most - large.count(False), most - large.count(True)]
 
     def _question(self, ask: Ask, now: float) -> Question:
         self._count = number = self._count + 1

@@ -1,4 +1,7 @@
-"""Threads that compile grammars, one after another each, and the compiles among them that take too long."""
+"""Threads that compile grammars, one after another each, and the compiles among them that take too long.
+
+Large grammars have threads of their own: a small one takes a thousandth of their time, and does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from queue import SimpleQueue
 from llguidance import LLMatcher
 
 from ppengine.grammar.matchers import GrammarError
+from ppengine.protocol.grammar_messages import is_large
 from ppengine.protocol.structured_outputs import Grammar
 
 COMPILE_S = 5.0
@@ -36,9 +40,9 @@ class Compilers:
     """Takes grammars in, and gives matchers or reasons out. All methods belong to the main thread."""
 
     def __init__(self, compile_one: Callable[[Grammar], LLMatcher], count: int) -> None:
-        """`compile_one` runs on any of the `count` threads, and raises GrammarError."""
+        """`compile_one` runs on `count` threads, and half as many for large grammars. It raises GrammarError."""
         self._compile_one = compile_one
-        self._grammars: SimpleQueue[Grammar] = SimpleQueue()
+        self._small, self._large = SimpleQueue[Grammar](), SimpleQueue[Grammar]()
         """Those that wait for a thread. An executor's future costs a tenth of a compile, with Python's lock held."""
         self._compiled: SimpleQueue[tuple[Grammar, LLMatcher | BaseException]] = SimpleQueue()
         self._under_way: dict[int, _Compile] = {}
@@ -47,12 +51,12 @@ class Compilers:
         self.wake, self._wake = os.pipe()
         """A descriptor that can be read when a compile has ended."""
         self._woken = False
-        for _ in range(count):
-            threading.Thread(target=self._work, daemon=True).start()
+        for queue in (*[self._small] * count, *[self._large] * max(1, count // 2)):
+            threading.Thread(target=self._work, args=(queue,), daemon=True).start()
 
     def put(self, grammar: Grammar) -> None:
         """Have a grammar compiled."""
-        self._grammars.put(grammar)
+        (self._large if is_large(grammar) else self._small).put(grammar)
 
     def woken(self) -> None:
         """Empty `wake`. It comes before the look at `ready`: a thread that is done behind it wakes once more."""
@@ -80,12 +84,12 @@ class Compilers:
             if now - one.wall >= COMPILE_WALL_S or time.clock_gettime(one.clock) - one.cpu >= COMPILE_S
         ]
 
-    def _work(self) -> None:
-        """Compile one grammar after another, on a thread of its own."""
+    def _work(self, grammars: SimpleQueue[Grammar]) -> None:
+        """Compile one grammar of a queue after another, on a thread of its own."""
         thread = threading.get_ident()
         clock = time.pthread_getcpuclockid(thread)
         while True:
-            grammar = self._grammars.get()
+            grammar = grammars.get()
             self._under_way[thread] = _Compile(grammar, clock, time.clock_gettime(clock), time.monotonic())
             result: LLMatcher | BaseException
             try:

@@ -10,6 +10,14 @@ from ppengine.protocol.token_mask import TokenMask
 COMPILERS = 4
 """Least threads of a process that compile; llguidance runs without Python's lock."""
 
+LARGE = 2**14
+"""Characters of a grammar from which on others do not wait behind it: its compile takes 0.1 s and more."""
+
+
+def is_large(grammar: Grammar) -> bool:
+    """Return whether a grammar has threads of its own, and a count of its own in the process."""
+    return len(grammar.text) >= LARGE
+
 
 class Question(msgspec.Struct, array_like=True):
     """Which tokens may follow an output?"""
