@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from http_world import ASK, world
 from ppengine.http import answer_fields as fields
-from ppengine.http import answer_forms, completion_answer, generation_response, service
+from ppengine.http import answer_forms, answer_limits, completion_answer, generation_response
 from ppengine.http.generation import Part
 
 PROMPT, TEXT = "Once upon a time", " there was"
@@ -132,17 +132,40 @@ async def test_too_many_log_probabilities_of_prompts_are_refused_by_their_field(
     async with world(TEXT) as one:
         count = len(one.model.tokenizer.encode(PROMPT))
         scored, echo = {**BODY, "prompt_logprobs": 1}, {**BODY, "echo": True, "logprobs": 1}
-        monkeypatch.setattr(service, "ANSWER_VALUES_MOST", count * 2 * 3)
+        monkeypatch.setattr(answer_limits, "ANSWER_VALUES_MOST", count * 2 * 3)
         for body, field in ((scored, "prompt_logprobs"), (echo, "logprobs")):
             assert (await one.post("/v1/completions", {**body, "n": 3}))[0] == 200
             for more in ({"n": 4}, {"prompt": [PROMPT] * 4}):
                 status, answer = await one.post("/v1/completions", {**body, **more})
                 assert (status, answer["error"]["param"]) == (400, field)
         assert (await one.post("/v1/chat/completions", {"messages": ASK, "prompt_logprobs": 0, "n": 9}))[0] == 200
-        monkeypatch.setattr(service, "VALUES_MOST", count * 2 - 1)
+        monkeypatch.setattr(answer_limits, "VALUES_MOST", count * 2 - 1)
         for body, field in ((scored, "prompt_logprobs"), (echo, "logprobs")):
             status, answer = await one.post("/v1/completions", body)
             assert (status, answer["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("field", ["echo", "return_token_ids"])
+async def test_too_many_copies_of_prompts_are_refused_by_their_field(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """64 choices of a million tokens were an answer of 400 MB."""
+    async with world(TEXT) as one:
+        count = len(one.model.tokenizer.encode(PROMPT))
+        monkeypatch.setattr(answer_limits, "COPIES_MOST", 3 * count)
+        body = {**BODY, field: True}
+        assert (await one.post("/v1/completions", {**body, "n": 3}))[0] == 200
+        for more in ({"n": 4}, {"prompt": [PROMPT] * 2, "n": 2}):
+            for stream in (False, True):
+                status, answer = await one.post("/v1/completions", {**body, **more, "stream": stream})
+                assert (status, answer["error"]["param"]) == (400, field)
+        assert (await one.post("/v1/completions", {**BODY, "n": 4}))[0] == 200
+        assert (await one.post("/v1/completions", {**body, "prompt": [PROMPT] * 4}))[0] == 200, "each has it once"
+        chat = {"messages": ASK, "return_token_ids": True}
+        monkeypatch.setattr(answer_limits, "COPIES_MOST", 1)
+        assert (await one.post("/v1/chat/completions", chat))[0] == 200
+        status, answer = await one.post("/v1/chat/completions", {**chat, "n": 2})
+        assert (status, answer["error"]["param"]) == (400, "return_token_ids")
 
 
 async def test_a_large_answer_is_encoded_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,11 @@ class CommonFields(StructuredFields, kw_only=True):
         """Return how many log-probabilities an answer has for each token of a prompt, by the field that wants them."""
         return {} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs + 1}
 
+    @property
+    def repeating(self) -> str:
+        """Name of the field for which each choice has its whole prompt; empty: none has it."""
+        return "return_token_ids" if self.return_token_ids else ""
+
     def stops(self) -> list[str]:
         """Return the stop texts."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -156,6 +161,11 @@ class CompletionRequest(CommonFields, kw_only=True):
             found["logprobs"] = self.logprobs + 1
         # Each choice repeats those of its prompt.
         return {name: count * (self.n or 1) for name, count in found.items()}
+
+    @property
+    @override
+    def repeating(self) -> str:
+        return "echo" if self.echo else super().repeating
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises ApiError."""

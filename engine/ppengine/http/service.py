@@ -17,6 +17,7 @@ from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.common.config import EngineConfig
 from ppengine.common.one_line import one_line
+from ppengine.http.answer_limits import check_size
 from ppengine.http.api_errors import ApiError, invalid, too_long, unavailable
 from ppengine.http.chat_fields import ChatRequest, TokenizeRequest
 from ppengine.http.chat_prompt import chat_text
@@ -35,7 +36,6 @@ from ppengine.http.sampling_defaults import SamplingDefaults
 from ppengine.http.tool_fields import Function, certain_parser, functions_of, schemas
 from ppengine.protocol.clients import ROUTES
 from ppengine.protocol.offline import Added
-from ppengine.protocol.prompt_scores import VALUES_MOST
 from ppengine.protocol.sampling import MOST_TOKEN, SamplingParams
 from ppengine.protocol.verbs import Submit
 
@@ -51,8 +51,6 @@ TOKENS_MOST = 2**20
 """Most tokens of all prompts of one request."""
 CONSTRAINTS_MOST = 2**18
 """Characters of the constraints of all prompts of a request: the core checks each."""
-ANSWER_VALUES_MOST = 2**18
-"""Log-probabilities of all prompts of an answer, counted with each choice that repeats them: 13 MB of JSON."""
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 _PREFIXES = {route: prefix for prefix, route in ROUTES.items()}
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -199,7 +197,7 @@ class Service:
         if max(map(max, filter(None, prompts)), default=0) > MOST_TOKEN:
             # No message has such a number. The core names others that are not in the vocabulary.
             raise invalid("prompt has a number above 2**31-1, which is no token id", "prompt")
-        _check_values(request, sampling, prompts)
+        check_size(request, sampling, prompts)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         try:
             submissions = [
@@ -255,23 +253,6 @@ class Service:
     def now(self) -> int:
         """Return the time of an answer, in Unix seconds."""
         return int(time.time())
-
-
-def _check_values(
-    request: CompletionRequest | ChatRequest, sampling: SamplingParams, prompts: list[list[int]]
-) -> None:  # fmt: skip
-    """Raise ApiError for more log-probabilities of prompts than the core takes of one, or than an answer may have."""
-    wanted = request.prompt_values()
-    if not wanted:
-        return
-    field = max(wanted, key=lambda name: wanted[name])
-    longest, best = max(map(len, prompts)), (sampling.prompt_logprobs or 0) + 1
-    if (values := longest * best) > VALUES_MOST:
-        text = f"{field} gives {best} values for each of {longest} tokens, {values} in all; a prompt has"
-        raise invalid(f"{text} {VALUES_MOST} at most", field)
-    if (values := sum(wanted.values()) * sum(map(len, prompts))) > ANSWER_VALUES_MOST:
-        text = f"{field} gives {values} log-probabilities of prompts over all choices; an answer has"
-        raise invalid(f"{text} {ANSWER_VALUES_MOST} at most", field)
 
 
 def _refusal(answer: Added, request: CompletionRequest | ChatRequest, prompts: int) -> ApiError:
