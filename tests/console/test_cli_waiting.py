@@ -61,6 +61,15 @@ def test_a_wait_may_begin_before_the_engine(cli: Cli, folder: Path) -> None:
         assert (process.returncode, out) == (0, f"{fake.name} ({fake.id}) serves\n")
 
 
+def test_a_wait_for_an_engine_with_a_port_waits_for_that_too(cli: Cli, fake: FakeGateway) -> None:
+    fake.snapshot.engine.http_serves = False
+    process = cli.process("wait", "serving")
+    assert line_with(process, "waiting: no process of its HTTP port takes calls yet")
+    fake.snapshot.engine.http_serves = True
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, f"{fake.name} ({fake.id}) serves\n")
+
+
 def test_a_wait_for_idle_counts_the_requests_that_are_left(cli: Cli, fake: FakeGateway) -> None:
     fake.snapshot.requests, fake.snapshot.requests_total = [sample_request("r-1")], 1
     process = cli.process("wait", "idle")

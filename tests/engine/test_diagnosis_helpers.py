@@ -212,3 +212,20 @@ def test_processes_that_ended_or_run_elsewhere_are_not_looked_at() -> None:
         ProcessInfo(role="store0.0", stage=None, rank=None, pid=1),
     ]
     assert HelperWatch(["http0", "http1"], ["texts"]).look(SECOND, listed, {}) == ()
+
+
+def test_the_port_serves_once_one_of_its_processes_has_reported_and_until_all_are_silent(sleeper: int) -> None:
+    watch = HelperWatch(["http0", "http1"], ["texts"])
+    one = ProcessInfo(role="http1", stage=None, rank=None, pid=sleeper)
+
+    def serves(at_s: float, reported_s: float, *listed: ProcessInfo) -> bool | None:
+        watch.look(int(at_s * SECOND), listed, {"http1": Sign(int(reported_s * SECOND))})
+        return watch.http_serves
+
+    assert HelperWatch([], ["texts"]).http_serves is None, "there is no port"
+    assert watch.http_serves is False
+    assert serves(10, 9, one) is False, "that was a process before this one"
+    assert serves(11, 10.5, one) is True
+    assert serves(16, 10.5, one) is False, "it is silent"
+    assert serves(17, 16.5, one) is True
+    assert serves(18, 16.5, replace(one, exit_code=1)) is False

@@ -32,7 +32,7 @@ _SERVES = ("serving", "resizing")
 @click.argument("goal", type=click.Choice(["serving", "idle"]))
 @common_options
 def wait_command(common: Common, goal: str) -> None:
-    """Wait until an engine serves, or has no request left.
+    """Wait until an engine serves, with its HTTP port if it has one, or until it has no request left.
 
     It may begin before the engine does. Each reason to go on waiting is a line on stderr. An engine that ends meanwhile
     ends it, with exit code 3. Without --timeout it waits for as long as it takes.
@@ -50,9 +50,11 @@ def wait_command(common: Common, goal: str) -> None:
 
 
 def not_serving(snapshot: Snapshot) -> str:
-    """Return why an engine does not serve; empty: it does."""
+    """Return why an engine does not serve, or its HTTP port, if it has one; empty: they do."""
     engine = snapshot.engine
-    return "" if engine.state in _SERVES else f"it is {engine.state}{engine.message and ': '}{engine.message}"
+    if engine.state not in _SERVES:
+        return f"it is {engine.state}{engine.message and ': '}{engine.message}"
+    return "" if engine.http_serves is not False else "no process of its HTTP port takes calls yet"
 
 
 def not_idle(snapshot: Snapshot) -> str:

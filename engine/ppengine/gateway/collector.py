@@ -343,5 +343,6 @@ class Collector:
                 lease=lease,
                 clients=self._clients.infos(time.monotonic_ns(), self.core.rules if self.core else []),
                 core_away="" if stopped else self.processes.core_away,
+                http_serves=self._helpers.http_serves,
             ),
         )

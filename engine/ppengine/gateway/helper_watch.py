@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ppengine.common.cgroup_limits import frozen_by
 from ppengine.common.procfs import cgroups, children, read_stat, tracer
+from ppengine.diagnosis.budgets import HELPER_SILENT_S
 from ppengine.diagnosis.helper_evidence import HelperEvidence
 from ppengine.protocol.reports import ProcessInfo, Unanswered
 from ppengine.protocol.stage_samples import TRACED
@@ -44,6 +45,19 @@ class HelperWatch:
         """Time from which its silence counts: that look, the end of a stop, or the restart of the clock."""
         self._stopped: dict[int, int] = {}
         """Time of the first of an unbroken run of looks that found it stopped, by pid."""
+
+    @property
+    def http_serves(self) -> bool | None:
+        """Whether an HTTP process takes calls, by the newest look; None without a port.
+
+        Each reports once it takes connections. A stopped or silent one does not count.
+        """
+        if not self._http_roles:
+            return None
+        found = [one for one in self._seen if one.role in self._http_roles and not one.parent]
+        return any(
+            one.reported and one.stopped_for_s is None and one.silent_for_s < HELPER_SILENT_S for one in found
+        )  # fmt: skip
 
     def restart_clock(self, now_ns: int) -> None:
         """Begin again: the missing reports until now are no fault of any process."""

@@ -74,6 +74,7 @@ class Inputs(msgspec.Struct, kw_only=True):
     incident: IncidentInfo | None = None
     lease: LeaseInfo | None = None
     clients: list[ClientInfo] = []
+    http_serves: bool | None = None
 
 
 def merge(config: EngineConfig, inputs: Inputs) -> Snapshot:
@@ -117,7 +118,9 @@ def _engine(config: EngineConfig, inputs: Inputs) -> EngineInfo:
         known = inputs.core.engine
         if inputs.core_away:
             known = msgspec.structs.replace(known, state="degraded", message=inputs.core_away)
-        return msgspec.structs.replace(known, consoles=inputs.consoles, state=state or known.state)
+        return msgspec.structs.replace(
+            known, consoles=inputs.consoles, state=state or known.state, http_serves=inputs.http_serves
+        )  # fmt: skip
     profile = config.profile
     return EngineInfo(
         id=config.id,
@@ -137,6 +140,7 @@ def _engine(config: EngineConfig, inputs: Inputs) -> EngineInfo:
         max_num_seqs=profile.scheduler.max_num_seqs,
         schedule_ahead=profile.scheduler.schedule_ahead,
         consoles=inputs.consoles,
+        http_serves=inputs.http_serves,
         message="" if state else "the core has not reported yet",
     )
 

@@ -41,6 +41,13 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, link: FrontLink) -> None:
         super().__init__(config)
         self._link = link
+        self.begun = asyncio.Event()
+        """Set once connections are taken."""
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.begun.set()
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,7 +122,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     work = [
         link.run(),
         renderer.run(early=service.takes_chats),
-        report(config.endpoint("collect"), role, stats, link),
+        report(config.endpoint("collect"), role, stats, link, server.begun),
         server.serve([listener]),
     ]
     if traces is not None:

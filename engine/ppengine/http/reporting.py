@@ -20,20 +20,24 @@ REPORT_S = 1.0
 _QUEUE = 4
 
 
-async def report(endpoint: str, role: str, stats: ClientStats, link: FrontLink) -> None:
-    """Send the counts of all clients to gateway and core each second, until this is cancelled."""
+async def report(endpoint: str, role: str, stats: ClientStats, link: FrontLink, begun: asyncio.Event) -> None:
+    """Send the counts of all clients to gateway and core each second, until this is cancelled.
+
+    The first report comes when the process takes connections (`begun`): the gateway knows by it that the port serves.
+    """
     started = time.time() - time.process_time()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0
         socket.sndhwm = _QUEUE
         socket.connect(endpoint)
+        await begun.wait()
         while True:
-            await asyncio.sleep(REPORT_S)
             now_ns, process = time.monotonic_ns(), own_figures(started)
             message = HttpReport(role=role, mono_ns=now_ns, clients=stats.counts(), process=process)
             with contextlib.suppress(zmq.Again):
                 socket.send(encode(message), zmq.NOBLOCK)
             link.report(message)
+            await asyncio.sleep(REPORT_S)
 
 
 def own_figures(started: float) -> ProcessFigures:

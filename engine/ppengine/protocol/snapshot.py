@@ -81,6 +81,8 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     consoles: int = 0
     message: str = ""
     """Loading progress, or why the engine is degraded."""
+    http_serves: bool | None = None
+    """Whether a process of the HTTP port takes calls; null without a port."""
     checks: ChecksInfo = msgspec.field(default_factory=ChecksInfo)
 
 
