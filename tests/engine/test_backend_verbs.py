@@ -87,6 +87,23 @@ def test_figures_of_a_removed_backend_say_nothing_of_one_that_gets_its_name():
     assert info.errors_total == 0
 
 
+def test_a_backend_that_gets_the_name_of_a_removed_one_begins_at_zero():
+    world = TierWorld()
+    world.fill(PROMPT)
+    world.lose_stage()
+    world.submit(PROMPT, name="r", max_tokens=1)
+    world.answer_all()
+    world.run()
+    tiers = world.engine.reporter.build().tiers
+    assert tiers.backends[0].hit_tokens_total == 2 * CHUNK
+    world.say(StoreRemove(backend="nvme0"))
+    world.say(StoreAdd(backend="nvme0", kind="files", url="/other"))
+    again = world.engine.reporter.build().tiers
+    assert again.backends[0].hit_tokens_total == 0
+    assert again.prompt_tokens_total == tiers.prompt_tokens_total, "those of the older one are `removed`"
+    assert world.scheduler.blocks.copies.totals.backends.total() == 2 * CHUNK, "a counter never falls"
+
+
 def test_the_plan_refuses_a_kind_that_a_store_cannot_open():
     world = TierWorld(backends={})
     refused = world.say(StoreAdd(backend="x", kind="tape"), dry_run=True)[-1]

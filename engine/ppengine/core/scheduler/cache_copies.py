@@ -75,6 +75,11 @@ class StartTotals:
     host: int = 0
     computed: int = 0
     backends: Counter[str] = field(default_factory=Counter)
+    """By name; those of removed backends whose name is in use again are under an empty one."""
+
+    def end_backend(self, name: str) -> None:
+        """Count the tokens of a backend that was removed for no backend: its name gets another one."""
+        self.backends[""] += self.backends.pop(name, 0)
 
 
 class CacheCopies:

@@ -125,8 +125,7 @@ class BackendVerbs:
         line = f"add {name}: {verb.kind}{place}, {verb.quota_gib:g} GiB, write {verb.write}"
 
         def begin(operation: Operation) -> None:
-            desk.backends.add(Backend(name, config))
-            desk.changed()
+            desk.add(Backend(name, config))
             self._await_open(operation, name, "")
 
         return Plan([line], begin, target=name)

@@ -253,6 +253,13 @@ class StoreDesk:
         self.known.drop_backend(backend)
         self.writer.drop_candidates(backend)
 
+    def add(self, backend: Backend) -> None:
+        """Add a backend. Its counts begin at zero, also if there was one of its name."""
+        if self._copies is not None:
+            self._copies.totals.end_backend(backend.name)
+        self.backends.add(backend)
+        self.changed()
+
     def forget(self, backend: str) -> None:
         """Forget a backend."""
         self.backends.remove(backend)
