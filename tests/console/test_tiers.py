@@ -49,8 +49,8 @@ def tiers() -> TiersInfo:
             ),
             BackendInfo(
                 name="cache0", kind="valkey", url="redis://10.0.0.7:6379/0", write="always", state="broken",
-                breaker="open", quota_bytes=16 * GIB, error="connection refused by 10.0.0.7:6379", errors_total=41,
-                corrupt_total=1,
+                breaker="open", write_breaker="half-open", quota_bytes=16 * GIB,
+                error="connection refused by 10.0.0.7:6379", errors_total=41, corrupt_total=1,
             ),
         ],
     )  # fmt: skip
@@ -80,9 +80,9 @@ def test_the_page_at_80_columns() -> None:
         " cache0   broken   ?                             ? 16.0G   0%      0     ?     ?",
         " computed                                                 36%   1.7M",
         "",
-        " BACKEND BREAKER     R50   R99   W50   W99 QUEUE  ERR  BAD DECL",
-        ">nvme0   closed    3.1ms  18ms  22ms  87ms     4    0    0  117",
-        " cache0  open          -     -     -     -     0   41    1    0",
+        " BACKEND R-BREAKER W-BREAKER   R50   R99   W50   W99 QUEUE  ERR  BAD DECL",
+        ">nvme0   closed    closed    3.1ms  18ms  22ms  87ms     4    0    0  117",
+        " cache0  open      half-open     -     -     -     -     0   41    1    0",
         "   connection refused by 10.0.0.7:6379",
         "",
         " STORE   AGE JOBS   LAG    STORE   AGE JOBS   LAG    STORE   AGE JOBS   LAG",

@@ -179,7 +179,7 @@ def test_resume_opens_a_broken_backend_again():
     world = TierWorld()
     for store in world.stores.values():
         store.figures(breaker="open", error="timed out")
-    world.engine.tiers.backends.tried("nvme0")
+    world.engine.tiers.backends.note_read("nvme0")
     seen = []
     store = world.stores[0, 0]
     take = store.take
@@ -221,12 +221,14 @@ def test_a_resume_or_a_removal_ends_an_add_that_waits():
 def test_a_backend_that_is_opened_again_keeps_its_counts():
     world = TierWorld()
     for store in world.stores.values():
-        store.figures(breaker="open", errors=5)
+        store.figures(breaker="open", write_breaker="half-open", errors=5)
+    (info,) = world.engine.reporter.build().tiers.backends
+    assert (info.breaker, info.write_breaker) == ("open", "half-open")
     world.say(StoreResume(backend="nvme0"))
     for store in world.stores.values():
         store.figures(errors=1)
     (info,) = world.engine.reporter.build().tiers.backends
-    assert (info.errors_total, info.breaker) == (12, "closed")
+    assert (info.errors_total, info.breaker, info.write_breaker) == (12, "closed", "closed")
 
 
 def test_a_drain_ends_with_the_puts_under_way():

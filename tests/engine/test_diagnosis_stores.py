@@ -76,10 +76,20 @@ def test_a_broken_backend_is_named_with_its_error() -> None:
     found = one(backends=(NVME, replace(broken, broken_for_s=0.0)))
     assert found.summary == "backend cache0 is broken: connection refused"
     assert found.suggest == "ppconsole store pause cache0"
-    assert found.evidence[0] == "state broken, breaker open, 41 calls failed or timed out"
+    assert found.evidence[0] == "state broken, breaker of reads open, of writes closed, 41 calls failed or timed out"
     assert verdicts(backends=(replace(broken, broken_for_s=9.0, state="paused"),)) == [], "as suggested"
     unopened = one(backends=(NVME, replace(broken, breaker="closed", broken_for_s=9.0)))
     assert unopened.suggest == "ppconsole store test cache0 (opens it, once that is mended)"
+
+
+def test_a_backend_that_is_read_on_is_named_by_its_writes() -> None:
+    full = replace(NVME, write_breaker="open", error="No space left on device", errors=378, broken_for_s=3.0)
+    found = one(backends=(full,))
+    assert found.summary == "backend nvme0 fails writes, and is read on: No space left on device"
+    assert found.suggest == "ppconsole store drain nvme0 (read on, nothing written)"
+    assert found.evidence[0] == "state open, breaker of reads closed, of writes open, 378 calls failed or timed out"
+    assert verdicts(backends=(replace(full, state="draining"),)) == [], "as suggested"
+    assert "is broken" in one(backends=(replace(full, breaker="open"),)).summary
 
 
 def test_corrupt_shards_are_named_for_a_while() -> None:

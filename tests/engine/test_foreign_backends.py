@@ -82,7 +82,7 @@ def test_writes_that_raise_what_no_backend_raises_open_the_breaker(fault: Callab
     world, _ = world_with(write=fault)
     errors = [world.ask(Put(job, 1, "m", KEY, [0, 1], 1000)).error for job in range(1, 6)]  # type: ignore[attr-defined]
     assert errors == [text] * 5
-    assert (figures(world).errors, figures(world).breaker) == (5, "open")
+    assert (figures(world).errors, figures(world).write_breaker) == (5, "open")
     world.close()
 
 

@@ -269,7 +269,8 @@ def test_tiers_have_their_own_names_and_those_of_vllm() -> None:
         'ppengine_tier_slots{model_name="m",use="free"} 1.0',
         'ppengine_tier_used_bytes{model_name="m",tier="host"} 70.0',
         'ppengine_tier_bytes_total{model_name="m",tier="nvme0",direction="out"} 6.0',
-        'ppengine_tier_backend_info{model_name="m",tier="c",state="unknown",breaker="closed"} 1.0',
+        'ppengine_tier_backend_info{model_name="m",tier="c",state="unknown",breaker="closed",'
+        'write_breaker="closed"} 1.0',
         'ppengine_tier_backend_seconds{model_name="m",tier="nvme0",call="read",quantile="0.99"} 0.018',
         'ppengine_tier_store_lag_seconds{model_name="m",stage="0",rank="0"} 1.5',
         'ppengine_tier_store_lag_seconds{model_name="m",stage="2",rank="0"} 0.0',

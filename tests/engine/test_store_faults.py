@@ -14,6 +14,7 @@ from ppengine.protocol.store_messages import (
     BackendFigures,
     Cancel,
     Clear,
+    Delete,
     Done,
     Fetched,
     Find,
@@ -165,7 +166,9 @@ def test_a_backend_whose_threads_all_hang_is_refused_until_one_returns() -> None
     refused = "m hangs: calls over their time hold all its threads"
     answers = [(each.job, each.error) for each in world.sent]  # type: ignore[attr-defined]
     assert answers == [(2, late), (3, late), (4, refused), (5, refused)]
-    assert [(each.breaker, each.errors) for each in seen] == [("open", 2)], "it opens before five failures"
+    assert [(each.breaker, each.write_breaker, each.errors) for each in seen] == [("open", "open", 2)], (
+        "it opens before five failures"
+    )
     assert world.ask(fetch(6, [KEY], [[4, 5]], [stored.sum])).good == 1  # type: ignore[attr-defined]
     assert world.store.figures().backends[0].breaker == "closed"
     world.close()
@@ -175,7 +178,7 @@ def test_writes_that_hang_are_refused_beside_reads_that_go_on() -> None:
     backend = FakeBackend()
     world = World(lambda kind: backend).ready(spec(timeout_ms=100))
     stored = put(world)
-    seen: list[str] = []
+    seen: list[tuple[str, str]] = []
 
     def hang(call: str) -> None:
         backend.fault = lambda call: None
@@ -183,7 +186,8 @@ def test_writes_that_hang_are_refused_beside_reads_that_go_on() -> None:
         world.store.take(Put(3, 1, "m", OTHER, [0, 1], 1000))
         world.store.take(fetch(4, [KEY], [[4, 5]], [stored.sum]))
         world.work()
-        seen.append(world.store.figures().backends[0].breaker)
+        figures = world.store.figures().backends[0]
+        seen.append((figures.breaker, figures.write_breaker))
 
     backend.fault = hang
     world.sent.clear()
@@ -191,7 +195,7 @@ def test_writes_that_hang_are_refused_beside_reads_that_go_on() -> None:
     world.work()
     answers = [(each.job, each.error) for each in world.sent]  # type: ignore[attr-defined]
     refused = "m hangs: writes over their time hold its threads"
-    assert answers == [(2, "m did not answer in 100 ms"), (3, refused), (4, "")] and seen == ["closed"]
+    assert answers == [(2, "m did not answer in 100 ms"), (3, refused), (4, "")] and seen == [("closed", "open")]
     assert world.ask(Put(5, 1, "m", OTHER, [0, 1], 1000)).error == ""  # type: ignore[attr-defined]
     world.close()
 
@@ -239,7 +243,57 @@ def test_a_half_open_breaker_lets_one_job_through() -> None:
     assert isinstance(refused, Done) and refused.job == 11 and "left alone" in refused.error
     assert isinstance(tried, Done) and (tried.job, tried.error) == (10, "no route")
     figures = world.store.figures().backends[0]
-    assert (figures.breaker, figures.errors, figures.error) == ("open", 6, "no route"), "the try has failed, too"
+    found = figures.breaker, figures.write_breaker, figures.errors, figures.error
+    assert found == ("closed", "open", 6, "no route"), "the try has failed, too"
+    world.close()
+
+
+def test_a_full_disk_is_not_written_and_read_on() -> None:
+    """Between two writes that fail, finds, reads and deletes go well."""
+    backend = FakeBackend()
+    world = World(lambda kind: backend).ready()
+    stored = put(world)
+    full = "[Errno 28] No space left on device"
+
+    def fail(call: str) -> None:
+        if call == "write":
+            raise OSError(28, "No space left on device")
+
+    backend.fault = fail
+    for job in range(10, 30, 2):
+        world.ask(Put(job, 1, "m", OTHER, [0, 1], 1000))
+        world.store.take(Delete("m", [OTHER]))
+        world.work()
+        assert len(world.ask(Find(job + 1, [KEY], 100)).chunks) == 0  # type: ignore[attr-defined]
+        assert world.ask(fetch(job + 1, [KEY], [[4, 5]], [stored.sum])).good == 1  # type: ignore[attr-defined]
+    figures = world.store.figures().backends[0]
+    assert (figures.breaker, figures.write_breaker, figures.errors, figures.error) == ("closed", "open", 5, full)
+    refused = world.ask(Put(40, 1, "m", OTHER, [0, 1], 1000))
+    assert refused.error == f"m is left alone after failures, and not written: {full}"  # type: ignore[attr-defined]
+    assert world.ask(Trial(41, "m")).error == full  # type: ignore[attr-defined]
+    assert world.store.figures().backends[0].breaker == "closed", "a test that cannot write says nothing of reads"
+    backend.fault = lambda call: None
+    assert world.ask(Trial(42, "m")).error == ""  # type: ignore[attr-defined]
+    assert world.store.figures().backends[0].write_breaker == "closed", "a test closes it"
+    world.close()
+
+
+def test_a_backend_whose_reads_fail_is_written_on() -> None:
+    backend = FakeBackend()
+    world = World(lambda kind: backend).ready()
+
+    def fail(call: str) -> None:
+        if call == "find":
+            raise OSError("no answer")
+
+    backend.fault = fail
+    for job in range(10, 20, 2):
+        assert put(world, job=job).error == ""
+        assert world.ask(Find(job + 1, [KEY], 100)).error == "no answer"  # type: ignore[attr-defined]
+    put(world, job=30)
+    for _ in range(2):
+        figures = world.store.figures().backends[0]
+        assert (figures.breaker, figures.write_breaker, figures.error) == ("open", "closed", "no answer")
     world.close()
 
 
@@ -250,6 +304,8 @@ def test_a_backend_that_does_not_open_says_why() -> None:
     world = World(lambda kind: FakeBackend(fail)).ready()
     figures = world.store.figures().backends[0]
     assert (figures.state, figures.error) == ("broken", "no such host")
+    world.store.take(Delete("m", [KEY]))
+    assert world.store.figures().backends[0].queue == 0, "no request waits for a delete"
     answer = world.ask(Find(1, [KEY], 100))
     assert isinstance(answer, Found) and answer.error == "m cannot be opened: no such host"
     world.close()

@@ -209,12 +209,19 @@ def test_a_broken_backend_is_tried_now_and_then():
     backends = Backends({"a": BackendConfig(kind="memory"), "b": BackendConfig(kind="memory")}, lambda: now[0])
     backend = backends.get("a")
     assert backend is not None
-    backend.broken = True
-    backends.tried("a")
+    backend.read_broken = True
+    backends.note_read("a")
     assert backends.readable() == ["b"]
     now[0] += TRY_S
     assert backends.readable() == ["a", "b"]
     backends.change(backend, paused=False, draining=True)
     assert backends.readable() == ["a", "b"]
     assert [one.name for one in backends.writable()] == ["b"]
+    backend.read_broken, backend.write_broken = False, True
+    backends.change(backend, paused=False, draining=False)
+    backends.note_write("a")
+    assert backends.readable() == ["a", "b"], "a full disk is read on"
+    assert [one.name for one in backends.writable()] == ["b"]
+    now[0] += TRY_S
+    assert [one.name for one in backends.writable()] == ["a", "b"]
     assert [spec.quota_bytes for spec in backends.specs(0.25)] == [4 * 2**30] * 2

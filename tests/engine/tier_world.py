@@ -156,7 +156,7 @@ class SimStore:
             "state": "open", "breaker": "closed", "error": "", "used_bytes": 0, "queue": 0, "read_bytes": 0,
             "written_bytes": 0, "reads": 0, "writes": 0, "errors": 0, "corrupt": 0, "evicted": 0, "read_p50_ms": -1.0,
             "read_p99_ms": -1.0, "write_p50_ms": -1.0, "write_p99_ms": -1.0,
-            "threads": 4,
+            "threads": 4, "write_breaker": "closed",
         }  # fmt: skip
         figures = [BackendFigures(**(default | {"name": name} | fields)) for name in self.specs]
         self.say(StoreFigures(*self.place, figures, self.changes))

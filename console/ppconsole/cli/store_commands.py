@@ -33,7 +33,7 @@ def store_command() -> None:
 def list_command(common: Common) -> None:
     """Print device, host cache, backends and stores.
 
-    `ppconsole help BREAKER` explains a column.
+    `ppconsole help W-BREAKER` explains a column.
     """
     from ppconsole.view.cells import text_of
     from ppconsole.view.tiers_page import rows

@@ -15,7 +15,7 @@ from ppconsole.view import figures
 from ppconsole.view.cells import EMPTY, Row, row
 from ppconsole.view.drilldown import field, grid, heading
 from ppconsole.view.events import event_rows
-from ppconsole.view.tiers_page import BREAKER_STYLES, STATE_STYLES, store_rows
+from ppconsole.view.tiers_page import STATE_STYLES, breaker_text, store_rows
 
 EVENTS_MOST = 200
 
@@ -29,7 +29,8 @@ def rows(snapshot: Snapshot, name: str, events: Iterable[Event], width: int) -> 
     found = [
         heading("STATE", width),
         *field("state", clean(backend.state), STATE_STYLES.get(backend.state, ""), width),
-        *field("breaker", clean(backend.breaker), BREAKER_STYLES.get(backend.breaker, ""), width),
+        *field("read breaker", *breaker_text(backend.breaker), width),
+        *field("write breaker", *breaker_text(backend.write_breaker), width),
     ]
     if backend.error:
         found += field("newest error", clean(backend.error), "bad", width)

@@ -238,9 +238,11 @@ TIER_BARS = Section("USE", {
 }, tier_bars.STYLES)  # fmt: skip
 BACKENDS = Section("BACKENDS AND STORES", {
     "BACKEND": "name in the profile, or of store add; its newest error is below",
-    "BREAKER": "closed; open: not used after errors; half-open: one job tries it. The worst of all places",
+    "R-BREAKER": "of lookups and reads, the worst of all places: closed; open: none after errors; half-open: one tries",
+    "W-BREAKER": "the same of writes; a full disk is not written, and read on",
     "R50 R99": "a read of one shard: median and 99th percentile, of the slowest place",
-    "W50 W99": "a write of one shard", "QUEUE": "calls that wait, all places", "ERR": "calls that failed or timed out",
+    "W50 W99": "a write of one shard", "QUEUE": "calls that wait or are under way, all places",
+    "ERR": "calls that failed or timed out",
     "BAD": "shards with a wrong checksum, length or header; they were deleted, and no token came from them",
     "DECL": "fetches not begun, as computing was predicted to be faster", "EVICT": "shards deleted for the quota",
     "WRITE": "chunks that it gets: always, reused (at the second use), evicted (before their slots are)",
@@ -249,14 +251,17 @@ BACKENDS = Section("BACKENDS AND STORES", {
     "JOBS": "jobs that it owes an answer", "LAG": "age of the oldest of them",
 })  # fmt: skip
 BACKEND = Section("BACKEND", {
-    "state": "see STATE on the Tiers screen", "breaker": "closed, open or half-open, the worst of all places",
+    "state": "see STATE on the Tiers screen",
+    "read breaker": "of lookups and reads: closed, open or half-open, the worst of all places",
+    "write breaker": "the same of writes",
     "newest error": "of any place, until its next success", "not used": "why backends are not used",
     "place": "its place, without a password", "kind": "kind of backend", "written are": "chunks that it gets",
     "used quota": "bytes of all places, and the most", "hit tokens": "tokens that starts loaded from it",
     "declined": "fetches not begun, as computing was predicted to be faster",
     "read written": "bytes since the boot, and a second", "errors": "calls that failed or timed out",
     "corrupt": "shards with a wrong checksum, length or header", "evicted": "shards deleted for the quota",
-    "queue": "calls that wait", "CALLS": "time of a call for one shard: median, 90th and 99th percentile",
+    "queue": "calls that wait or are under way",
+    "CALLS": "time of a call for one shard: median, 90th and 99th percentile",
     "EVENTS": "events that name it, the newest first",
 })  # fmt: skip
 

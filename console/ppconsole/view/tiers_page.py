@@ -38,7 +38,8 @@ TIERS = (
 )
 BACKENDS = (
     Column("name", "BACKEND", 8, 0),
-    Column("breaker", "BREAKER", 9, 1),
+    Column("breaker", "R-BREAKER", 9, 1),
+    Column("write_breaker", "W-BREAKER", 9, 1),
     Column("r50", "R50", 5, 3, ">"),
     Column("r99", "R99", 5, 2, ">"),
     Column("w50", "W50", 5, 5, ">"),
@@ -202,9 +203,9 @@ def _backend_rows(backends: Sequence[BackendInfo], width: int, selected: str | N
 
 def _trouble_cells(backend: BackendInfo) -> dict[str, Cell]:
     """Return the cells of latencies and counts of a backend."""
-    breaker = clean(backend.breaker)
     return {
-        "name": (clean(backend.name), "strong"), "breaker": (breaker, BREAKER_STYLES.get(breaker, "info")),
+        "name": (clean(backend.name), "strong"), "breaker": breaker_text(backend.breaker),
+        "write_breaker": breaker_text(backend.write_breaker),
         "r50": (_ms(backend.read_ms.p50, backend.read_ms), ""), "r99": (_ms(backend.read_ms.p99, backend.read_ms), ""),
         "w50": (_ms(backend.write_ms.p50, backend.write_ms), ""),
         "w99": (_ms(backend.write_ms.p99, backend.write_ms), ""),
@@ -213,6 +214,12 @@ def _trouble_cells(backend: BackendInfo) -> dict[str, Cell]:
         "evicted": _count(backend.evicted_total, ""), "write": (clean(backend.write), "dim"),
         "kind": (clean(backend.kind), "dim"), "url": (clean(backend.url), "dim"),
     }  # fmt: skip
+
+
+def breaker_text(breaker: str) -> Seg:
+    """Return a breaker with its style."""
+    text = clean(breaker)
+    return text, BREAKER_STYLES.get(text, "info")
 
 
 def _ms(value: float | None, found: Quantiles) -> str:

@@ -126,14 +126,20 @@ def _corrupt(backend: BackendEvidence) -> _Trouble | None:
 
 
 def _broken(backend: BackendEvidence) -> _Trouble | None:
-    """Return the fault of a backend that is not opened, or whose breaker is open; one that is paused has none."""
-    if backend.broken_for_s is None or backend.state == "paused":
+    """Return the fault of a backend that is not opened, or of which a breaker is open; one that is paused has none."""
+    if backend.broken_for_s is None or backend.state == "paused" or _drained(backend):
         return None
     why = backend.error or "it reports no error"
     lines = [
-        f"state {backend.state}, breaker {backend.breaker}, {backend.errors} calls failed or timed out",
+        f"state {backend.state}, breaker of reads {backend.breaker}, of writes {backend.write_breaker}, "
+        f"{backend.errors} calls failed or timed out",
         f"newest error: {why}",
     ]
+    if backend.only_writes:
+        lines.append("its chunks are read on; chunks that it should get are dropped")
+        summary = f"{backend.subject} fails writes, and is read on: {why}"
+        suggest = f"ppconsole store drain {backend.name} (read on, nothing written)"
+        return _Trouble(backend.subject, summary, backend.broken_for_s, lines, suggest)
     summary = f"{backend.subject} is broken: {why}"
     unopened = backend.state == "broken" and backend.breaker == "closed"
     suggest = (
@@ -142,6 +148,11 @@ def _broken(backend: BackendEvidence) -> _Trouble | None:
         else f"ppconsole store pause {backend.name}"
     )
     return _Trouble(backend.subject, summary, backend.broken_for_s, lines, suggest)
+
+
+def _drained(backend: BackendEvidence) -> bool:
+    """Return whether a backend is drained whose writes alone fail: as suggested."""
+    return backend.only_writes and backend.state == "draining"
 
 
 def _failing(backend: BackendEvidence) -> _Trouble | None:

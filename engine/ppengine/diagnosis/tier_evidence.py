@@ -50,9 +50,11 @@ class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: str = "open"
     breaker: str = "closed"
+    """State for lookups and reads."""
+    write_breaker: str = "closed"
     error: str = ""
     broken_for_s: float | None = None
-    """Since it is broken or its breaker is not closed; None: it works."""
+    """Since it is broken or a breaker is not closed; None: it works."""
     errors: int = 0
     """Calls that failed or timed out since the boot."""
     errors_new: int = 0
@@ -74,6 +76,11 @@ class BackendEvidence(msgspec.Struct, frozen=True, kw_only=True):
     queue: int = 0
     slowest_ms: float | None = None
     """99th percentile of its reads or writes, the larger one; None: no call."""
+
+    @property
+    def only_writes(self) -> bool:
+        """Whether its writes alone fail: it is read on."""
+        return self.state != "broken" and self.breaker == "closed" and self.write_breaker != "closed"
 
     @property
     def subject(self) -> str:

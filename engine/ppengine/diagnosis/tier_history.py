@@ -35,7 +35,7 @@ class _BackendHistory:
 
     def evidence(self, now_ns: int, info: BackendInfo) -> BackendEvidence:
         """Enter the present figures and return the evidence."""
-        broken = info.state == "broken" or info.breaker != "closed"
+        broken = info.state == "broken" or {info.breaker, info.write_breaker} != {"closed"}
         self._broken_ns = (self._broken_ns or now_ns) if broken else None
         totals = info.corrupt_total, info.evicted_total, info.hit_tokens_total, info.errors_total
         self._error = info.error or self._error
@@ -61,7 +61,8 @@ class _BackendHistory:
         self._churns_ns = (self._churns_ns or horizon) if churns else None
         known = [value for value in (info.read_ms.p99, info.write_ms.p99) if value is not None]
         return BackendEvidence(
-            name=info.name, state=info.state, breaker=info.breaker, error=self._error,
+            name=info.name, state=info.state, breaker=info.breaker, write_breaker=info.write_breaker,
+            error=self._error,
             broken_for_s=_since(now_ns, self._broken_ns), errors=totals[3],
             errors_new=totals[3] - first[3], errors_ago_s=_since(now_ns, self._failed_ns), corrupt=totals[0],
             corrupt_new=totals[0] - first[0], corrupt_ago_s=_since(now_ns, self._corrupt_ns),

@@ -112,10 +112,15 @@ def _requests(labels: Labels, tiers: TiersInfo) -> Iterator[Family]:
 
 def _backends(labels: Labels, backends: list[BackendInfo]) -> Iterator[Family]:
     """Yield the state, troubles and latencies of backends."""
-    states = [({**labels, "tier": each.name, "state": each.state, "breaker": each.breaker}, 1.0) for each in backends]
-    yield Family("ppengine_tier_backend_info", "gauge", "State and breaker of a backend, in labels.", states)
+    states = [
+        ({**labels, "tier": each.name, "state": each.state, "breaker": each.breaker,
+          "write_breaker": each.write_breaker}, 1.0)
+        for each in backends
+    ]  # fmt: skip
+    text = "State of a backend and its breakers of reads and of writes, in labels."
+    yield Family("ppengine_tier_backend_info", "gauge", text, states)
     for name, kind, text, figure in (
-        ("queue", "gauge", "Calls that wait for a backend.", "queue"),
+        ("queue", "gauge", "Calls of a backend that wait or are under way.", "queue"),
         ("errors_total", "counter", "Calls that failed or timed out.", "errors_total"),
         ("corrupt_total", "counter", "Shards with a wrong checksum, length or header.", "corrupt_total"),
         ("evictions_total", "counter", "Shards deleted for the quota.", "evicted_total"),

@@ -214,7 +214,7 @@ class BackendFigures(msgspec.Struct, array_like=True):
     state: str
     """`opening`, `open`, `broken`, `paused`, `draining`."""
     breaker: str
-    """`closed`, `open`, `half-open`."""
+    """State for lookups and reads: `closed`, `open`, `half-open`."""
     error: str
     """Newest error; empty: none since the last success of such a call."""
     used_bytes: int
@@ -235,6 +235,8 @@ class BackendFigures(msgspec.Struct, array_like=True):
     """-1: no call."""
     threads: int = 1
     """Calls that may be under way at once."""
+    write_breaker: str = "closed"
+    """State for writes."""
 
 
 class StoreFigures(msgspec.Struct, tag="store-figures", array_like=True):

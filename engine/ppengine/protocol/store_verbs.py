@@ -61,7 +61,7 @@ class StorePause(_OfBackend, tag="store-pause", kw_only=True, forbid_unknown_fie
 
 
 class StoreResume(_OfBackend, tag="store-resume", kw_only=True, forbid_unknown_fields=True):
-    """End the pause or the drain of a backend, and close its breaker."""
+    """End the pause or the drain of a backend, and close its breakers."""
 
 
 class StoreDrain(_OfBackend, tag="store-drain", kw_only=True, forbid_unknown_fields=True):

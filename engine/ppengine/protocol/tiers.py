@@ -8,6 +8,7 @@ import msgspec
 
 from ppengine.protocol.quantiles import Quantiles
 
+BreakerState = Literal["closed", "open", "half-open"]
 BackendState = Literal["opening", "open", "broken", "paused", "draining", "unknown"]
 """`unknown`: no store answers."""
 
@@ -55,8 +56,10 @@ class BackendInfo(msgspec.Struct, kw_only=True):
     """Chunks that it gets: `always`, `reused`, `evicted`."""
     state: BackendState = "unknown"
     """State of the worst place."""
-    breaker: Literal["closed", "open", "half-open"] = "closed"
-    """The worst of all places."""
+    breaker: BreakerState = "closed"
+    """For lookups and reads, the worst of all places."""
+    write_breaker: BreakerState = "closed"
+    """For writes, the worst of all places."""
     error: str = ""
     """Newest error of any place; empty: none since the last success."""
     quota_bytes: int
@@ -78,7 +81,7 @@ class BackendInfo(msgspec.Struct, kw_only=True):
     write_ms: Quantiles = msgspec.field(default_factory=Quantiles)
     """Milliseconds of a write of one shard, of the slowest place."""
     queue: int = 0
-    """Calls that wait, all places together."""
+    """Calls that wait or are under way, all places together."""
     errors_total: int = 0
     """Calls that failed or timed out."""
     corrupt_total: int = 0

@@ -332,7 +332,7 @@ _STORES = (
         written="store pause", key=Key("p", "pause", "pause or resume"),
     ),
     Row(
-        "store-resume", "use a backend again: ends a pause, a drain and an open breaker", (_BACKEND,), "backend",
+        "store-resume", "use a backend again: ends a pause, a drain and open breakers", (_BACKEND,), "backend",
         needs="loaded", written="store resume", key=Key("r", "resume", "use it again"),
     ),
     Row(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+State = Literal["closed", "open", "half-open"]
+
 FAILURES = 5
 """Failures in a row that open it."""
 FIRST_S, MOST_S = 2.0, 60.0
@@ -11,14 +13,16 @@ FIRST_S, MOST_S = 2.0, 60.0
 
 
 class Breaker:
-    """State of one backend. Times are of the caller's clock."""
+    """State of one side of a backend. Times are of the caller's clock."""
 
     def __init__(self) -> None:
         self._failures = 0
         self._wait_s = FIRST_S
         self._until = 0.0
         self._trying = False
-        self.state: Literal["closed", "open", "half-open"] = "closed"
+        self.state: State = "closed"
+        self.why = ""
+        """Error of the newest failure."""
 
     def admit(self, now: float) -> bool:
         """Return whether a call may be made. After a while, one call tries an open breaker."""
@@ -39,8 +43,9 @@ class Breaker:
         """Note a call that went well."""
         self.state, self._failures, self._wait_s = "closed", 0, FIRST_S
 
-    def fail(self, now: float) -> None:
+    def fail(self, now: float, why: str) -> None:
         """Note a call that failed."""
+        self.why = why
         self._failures += 1
         if self.state == "half-open":
             self._wait_s = min(2 * self._wait_s, MOST_S)

@@ -12,7 +12,7 @@ from ppengine.store.backend import Backend, Layout
 from ppengine.store.backend_health import BackendHealth
 from ppengine.store.bounce import Bounce
 from ppengine.store.checked_backend import CheckedBackend
-from ppengine.store.lane_task import ORDER, Kind, Outcome, Task, UnwantedError
+from ppengine.store.lane_task import ORDER, SIDES, Kind, Outcome, Task, UnwantedError
 from ppengine.store.opener import Opener, error_text
 from ppengine.store.shard import CorruptError
 from ppengine.store.usage_watch import UsageWatch
@@ -79,11 +79,9 @@ class Lane:
             return f"{name} is draining"
         if text := self.not_open():
             return text
-        if kind == "write" and self._hung(kind) >= self._most_writes:
+        if kind == "write" and self._writes_stuck:
             return f"{name} hangs: writes over their time hold its threads"
-        if not self._health.breaker.admit(self._clock()):
-            return f"{name} is left alone after failures: {self._health.error}"
-        return ""
+        return self._health.refusal(SIDES[kind], self._clock()) if kind in SIDES else ""
 
     def not_open(self) -> str:
         """Return why no call can begin; empty: one can."""
@@ -111,6 +109,11 @@ class Lane:
     def _stuck(self) -> bool:
         """Whether each thread is in a call over its time. With fewer threads than `FAILURES` no breaker would open."""
         return self._backend is not None and self._hung() >= self.width
+
+    @property
+    def _writes_stuck(self) -> bool:
+        """Whether each thread that may write is in a write over its time."""
+        return self._backend is not None and self._hung("write") >= self._most_writes
 
     def _hung(self, kind: Kind | None = None) -> int:
         """Return the number of calls under way, of a kind, that are over their time."""
@@ -165,13 +168,19 @@ class Lane:
             error = self._opener.error
             state = "broken" if error else "opening"
         read, write = health.reads.quantiles(now), health.writes.quantiles(now)
-        breaker = "open" if self._stuck else health.breaker.state
+        breakers, stuck = health.breakers, self._stuck
         return BackendFigures(
-            name=spec.name, state=state, breaker=breaker, error=error,
-            used_bytes=self.usage.newest.used_bytes, queue=self.calls(), evicted=self.usage.newest.evicted,
+            name=spec.name, state=state, error=error,
+            breaker="open" if stuck else breakers["read"].state,
+            write_breaker="open" if stuck or self._writes_stuck else breakers["write"].state,
+            used_bytes=self.usage.newest.used_bytes, queue=self._queue(), evicted=self.usage.newest.evicted,
             read_p50_ms=read[0], read_p99_ms=read[1], write_p50_ms=write[0], write_p99_ms=write[1],
             threads=self.width, **health.counts,
         )  # fmt: skip
+
+    def _queue(self) -> int:
+        """Return the calls for operators: no request waits for the deletes of a backend that is not open."""
+        return 0 if self._backend is None else self.calls()
 
     def calls(self) -> int:
         """Return the number of calls that wait or are under way; those that ask for the usage are left out."""
@@ -188,7 +197,7 @@ class Lane:
         task.over = True
         now = self._clock()
         if task.counts and not outcome.skipped:
-            self._health.note(task.kind, outcome, now, (now - task.begun) * 1000)
+            self._health.note(task.kind, outcome, now, (now - task.begun) * 1000, tests=task.tests)
         task.end(outcome)
 
     # --- the threads' side ----------------------------------------------------------------------------------

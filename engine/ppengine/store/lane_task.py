@@ -9,9 +9,15 @@ from typing import Literal
 from ppengine.store.backend import Backend
 from ppengine.store.bounce import Bounce
 
-Kind = Literal["find", "read", "write", "other"]
-ORDER: tuple[Kind, ...] = ("find", "read", "other", "write")
+Kind = Literal["find", "read", "write", "delete", "care"]
+"""`care`: of an operator, or the question for the usage."""
+ORDER: tuple[Kind, ...] = ("find", "read", "care", "delete", "write")
 """Tasks that are taken first: a request waits for finds and reads, and nothing waits for writes."""
+
+
+Side = Literal["read", "write"]
+SIDES: dict[Kind, Side] = {"find": "read", "read": "read", "write": "write"}
+"""The breaker that guards a call, and that its end moves. A full disk deletes and reads, so those say nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class Outcome:
     missing: bool = False
     """It is not there."""
     failed: bool = False
-    """The backend failed, so that its breaker counts it. A missing or corrupt object is no failure of that kind."""
+    """The backend failed, so that a breaker counts it. A missing or corrupt object is no failure of that kind."""
     skipped: bool = False
     """The backend was not called, or for nothing."""
 
@@ -47,7 +53,9 @@ class Task:
     limit_s: float | None = None
     """Seconds that it may take; None: those of a call."""
     counts: bool = True
-    """The breaker counts how it ends."""
+    """The figures count how it ends."""
+    tests: bool = False
+    """It reads and writes: a good end closes both breakers."""
     begun: float = 0.0
     over: bool = False
     """`end` has been called. Belongs to the loop."""

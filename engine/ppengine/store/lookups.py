@@ -134,7 +134,7 @@ class ClearJob(CareJob):
 
     def start(self) -> None:
         """Queue it."""
-        self._lane.submit(Task("other", self._clear, self._ended, self.wanted, CLEAR_S))
+        self._lane.submit(Task("care", self._clear, self._ended, self.wanted, CLEAR_S))
 
     def _clear(self, backend: Backend, _: Bounce) -> int:
         before = backend.usage().used_bytes
@@ -169,7 +169,7 @@ class TestJob(CareJob):
 
     def start(self) -> None:
         """Queue it."""
-        self._lane.submit(Task("other", self._test, self._ended, self.wanted, self.limit_s))
+        self._lane.submit(Task("care", self._test, self._ended, self.wanted, self.limit_s, tests=True))
 
     def _test(self, backend: Backend, _: Bounce) -> int:
         # Buffers of their own: that of the thread would keep this size.

@@ -265,7 +265,7 @@ class Store:
             if outcome.error:
                 log.warning("%s: %d objects are not deleted: %s", message.backend, len(names), outcome.error)
 
-        lane.submit(Task("other", work, end))
+        lane.submit(Task("delete", work, end))
 
     # --- pool and backends ----------------------------------------------------------------------------------
 

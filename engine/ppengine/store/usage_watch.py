@@ -29,7 +29,7 @@ class UsageWatch:
         if self._asks or self._clock() < self._due:
             return None
         self._asks = True
-        return Task("other", self._ask, self._ended, counts=False)
+        return Task("care", self._ask, self._ended, counts=False)
 
     def _ask(self, backend: Backend, _: Bounce) -> int:
         try:

@@ -25,14 +25,23 @@ class Backend:
     """Tokens that starts loaded from it before this core, which count until this one serves."""
     declined: int = 0
     """Fetches that were not begun, because computing was predicted to be faster."""
-    broken: bool = False
-    """Whether its breaker is open at a place."""
+    read_broken: bool = False
+    """Whether its breaker of lookups and reads is open at a place."""
+    write_broken: bool = False
+    """Whether its breaker of writes is open at a place."""
     shut: bool = False
     """Whether a store has not opened it: it refuses all jobs."""
-    tried: float = 0.0
-    """Time of its newest fetch or put."""
+    read_at: float = 0.0
+    """Time of its newest fetch."""
+    written_at: float = 0.0
+    """Time of its newest put."""
     threads: int = 1
     """Calls that each store may have under way at once."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether a breaker is open at a place."""
+        return self.read_broken or self.write_broken
 
     @property
     def quota_bytes(self) -> int:
@@ -80,7 +89,11 @@ class Backends:
 
     def readable(self) -> list[str]:
         """Return the names of the backends that may be read."""
-        return [one.name for one in self._known.values() if not one.paused and self._may_try(one)]
+        return [
+            one.name
+            for one in self._known.values()
+            if not one.paused and self._may_try(one, one.read_broken, one.read_at)
+        ]
 
     def wanting(self) -> list[Backend]:
         """Return the backends that get new chunks, those included that fail now."""
@@ -88,15 +101,20 @@ class Backends:
 
     def writable(self) -> list[Backend]:
         """Return the backends that may be written now."""
-        return [one for one in self.wanting() if self._may_try(one)]
+        return [one for one in self.wanting() if self._may_try(one, one.write_broken, one.written_at)]
 
-    def tried(self, name: str) -> None:
-        """Note that a backend gets a job."""
+    def note_read(self, name: str) -> None:
+        """Note that a backend gets a fetch."""
         if (backend := self._known.get(name)) is not None:
-            backend.tried = self._clock()
+            backend.read_at = self._clock()
 
-    def _may_try(self, backend: Backend) -> bool:
-        return not backend.shut and (not backend.broken or self._clock() - backend.tried >= TRY_S)
+    def note_write(self, name: str) -> None:
+        """Note that a backend gets a put."""
+        if (backend := self._known.get(name)) is not None:
+            backend.written_at = self._clock()
+
+    def _may_try(self, backend: Backend, broken: bool, tried: float) -> bool:
+        return not backend.shut and (not broken or self._clock() - tried >= TRY_S)
 
     def specs(self, share: float) -> list[BackendSpec]:
         """Return the settings for the store of a place that has `share` of the bytes of a block."""

@@ -205,7 +205,7 @@ class ChunkWriter:
             self.dropped_total += 1
             return
         pools.host.pin(slots)
-        self._backends.tried(backend.name)
+        self._backends.note_write(backend.name)
         job = self._jobs.open(
             pools.places, seconds, partial(self._stored, pools, name, seconds),
             lambda _: pools.host.unpin(slots), backend=backend.name,

@@ -239,7 +239,7 @@ class PrefixFetcher:
             run.slots, slots = slots[: len(run.chunks)], slots[len(run.chunks) :]
             run.size, run.ahead = pools.size_of(len(run.chunks)), self._costs.ahead(run.backend)
             self._costs.begun(run.backend, run.size)
-            self._backends.tried(run.backend)
+            self._backends.note_read(run.backend)
             self._under_way.update(dict.fromkeys((chunk.key for chunk in run.chunks), fetch))
         for run in runs:
             seconds = max(waiting.deadline - now, 1e-3)

@@ -52,7 +52,7 @@ class RateTrials:
         )
         self._open[backend] = run
         self._costs.begun(backend, run.size)
-        self._backends.tried(backend)
+        self._backends.note_read(backend)
         run.ask(pools, self._jobs, self._send, self._seconds, partial(self._ended, pools, run))
 
     def stop(self, why: str) -> None:

@@ -51,7 +51,8 @@ class StoreLinks:
         record.take(message)
         for backend in self._backends:
             figures = [one.figures[backend.name] for one in self.records.values() if backend.name in one.figures]
-            backend.broken = any(one.breaker == "open" for one in figures)
+            backend.read_broken = any(one.breaker == "open" for one in figures)
+            backend.write_broken = any(one.write_breaker == "open" for one in figures)
             backend.threads = min((one.threads for one in figures), default=1)
             backend.shut = any(one.state in ("opening", "broken") for one in figures)
 
@@ -86,14 +87,14 @@ class StoreLinks:
             record.forget(name)
 
     def reopen(self, backend: Backend) -> None:
-        """Let all stores close a backend that fails; the next `update` opens it again, with a closed breaker."""
+        """Let all stores close a backend that fails; the next `update` opens it again, with closed breakers."""
         for place, record in self.records.items():
             if record.seen is not None and self.pools is not None:
                 specs = self._backends.specs(self.pools.share(place))
                 self._send(place, UseBackends([spec for spec in specs if spec.name != backend.name]))
             record.close(backend.name)
         self._backends.changes += 1
-        backend.broken = backend.shut = False
+        backend.read_broken = backend.write_broken = backend.shut = False
 
     def _name(self) -> None:
         """Name the chunks, once weights and slots are known."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ppengine.core.tiers.backends import Backend
 from ppengine.core.tiers.store_desk import StoreDesk
@@ -13,7 +12,7 @@ from ppengine.core.tiers.store_records import StoreRecord
 from ppengine.protocol.backend_fields import without_secrets
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.store_messages import BackendFigures
-from ppengine.protocol.tiers import BackendInfo, BackendState, StoreInfo, TiersInfo
+from ppengine.protocol.tiers import BackendInfo, BackendState, BreakerState, StoreInfo, TiersInfo
 
 WINDOW_S = 2.0
 """Seconds of the rates."""
@@ -21,7 +20,7 @@ LEAST_S = 0.5
 """Seconds after which there are rates."""
 _WORST: tuple[BackendState, ...] = ("broken", "unknown", "opening", "paused", "draining", "open")
 _UNKNOWN: BackendState = "unknown"
-_BREAKERS: tuple[Literal["closed", "open", "half-open"], ...] = ("open", "half-open", "closed")
+_BREAKERS: tuple[BreakerState, ...] = ("open", "half-open", "closed")
 
 
 @dataclass(eq=False)
@@ -66,7 +65,8 @@ class TierReport:
         read_s, write_s = self._rates(name, read, written)
         return BackendInfo(
             name=name, kind=config.kind, url=without_secrets(config.url), write=config.write,
-            state=self._state(backend, figures), breaker=_breaker(figures),
+            state=self._state(backend, figures), breaker=_worst(one.breaker for one in figures),
+            write_breaker=_worst(one.write_breaker for one in figures),
             error=next((one.error for one in figures if one.error), ""),
             quota_bytes=backend.quota_bytes,
             used_bytes=self._desk.links.used_bytes(name),
@@ -105,8 +105,8 @@ class TierReport:
         return (read - read_then) / (now - then), (written - written_then) / (now - then)
 
 
-def _breaker(figures: list[BackendFigures]) -> Literal["closed", "open", "half-open"]:
-    states = {one.breaker for one in figures}
+def _worst(breakers: Iterable[str]) -> BreakerState:
+    states = set(breakers)
     return next((one for one in _BREAKERS if one in states), "closed")
 
 
