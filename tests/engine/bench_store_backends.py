@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ppengine.common.call_page import CallPage
 from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import BackendSpec, Fetch, Fetched, Put, Stored, UseBackends, UseNamespace
 from ppengine.store.backend_kinds import make_backend
@@ -43,7 +44,7 @@ class Bench:
             self._ready.notify()
 
     def _lane(self, spec: BackendSpec, home: Home) -> Lane:
-        lane = Lane(spec, home.layout, lambda: make_backend(spec.kind), self._post, time.monotonic)
+        lane = Lane(spec, home.layout, lambda: make_backend(spec.kind), self._post, time.monotonic, CallPage())
         lane.start()
         return lane
 

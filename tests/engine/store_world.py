@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
+from ppengine.common.call_page import CallPage
 from ppengine.protocol.place import Place
 from ppengine.protocol.store_messages import (
     BackendSpec,
@@ -67,12 +68,13 @@ class World:
         self.sent: list[msgspec.Struct] = []
         self.posted: deque[Callable[[], None]] = deque()
         self.lanes: list[Lane] = []
+        self.calls = CallPage()
         self._make, self._bounce = make, Bounce()
         self.store = Store(place, 2, self.sent.append, self.posted.append, lambda: self.now, self._lane)
         self.pool = Pool()
 
     def _lane(self, spec: BackendSpec, home: Home) -> Lane:
-        lane = Lane(spec, home.layout, lambda: self._make(spec.kind), self.posted.append, lambda: self.now)
+        lane = Lane(spec, home.layout, lambda: self._make(spec.kind), self.posted.append, lambda: self.now, self.calls)
         self.lanes.append(lane)
         lane.open_once()
         return lane

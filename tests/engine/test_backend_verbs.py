@@ -207,6 +207,21 @@ def test_resume_of_a_broken_backend_ends_when_it_is_open_or_is_not(figures, end)
     assert (done.state, done.text.partition(";")[0]) == end
 
 
+def test_a_paused_backend_that_no_store_has_opened_is_paused_until_it_is_resumed():
+    world = TierWorld(backends={})
+    added = world.say(StoreAdd(backend="x", kind="files", url="/kv"))
+    world.say(StorePause(backend="x"))
+    assert outcome(world, added).text.startswith("paused by ")
+    for store in world.stores.values():
+        store.figures(state="opening")
+    assert world.engine.reporter.build().tiers.backends[0].state == "paused"
+    resumed = world.say(StoreResume(backend="x"))
+    assert isinstance(outcome(world, resumed), Deferred)
+    for store in world.stores.values():
+        store.figures()
+    assert outcome(world, resumed).text == "x is open"
+
+
 def test_a_resume_or_a_removal_ends_an_add_that_waits():
     world = TierWorld(backends={})
     added = world.say(StoreAdd(backend="x", kind="files", url="/kv"))

@@ -18,6 +18,7 @@ from ppengine.diagnosis.tier_history import TierHistory
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.event_log import EventLog
 from ppengine.gateway.fault_record import FaultRecorder
+from ppengine.protocol.backend_calls import BackendCall
 from ppengine.protocol.quantiles import Quantiles
 from ppengine.protocol.reports import NODE_LOST, ProcessInfo
 from ppengine.protocol.snapshot import Event, Verdict
@@ -52,6 +53,15 @@ def test_a_store_that_is_restarted_within_a_second_is_no_fault_and_then_it_is_na
     found = one(replace(gone, gone_for_s=STORE_GONE_S, exit_detail="killed by SIGKILL"))
     assert found.summary == "the store of stage 1 rank 2 was killed by SIGKILL"
     assert found.since_s == STORE_GONE_S and found.suggest.startswith("ppconsole logs")
+
+
+def test_a_store_that_a_backend_has_ended_is_named_with_its_call() -> None:
+    calls = [BackendCall("write", "b1")]
+    gone = replace(WORKS, gone_for_s=STORE_GONE_S, exit_code=-11, calls=calls, exit_detail="killed by SIGSEGV")
+    found = one(gone)
+    assert found.summary == "the store of stage 0 was killed by SIGSEGV while write of b1 was under way"
+    assert found.suggest == "ppconsole store pause b1 (its package ends the store)"
+    assert one(replace(gone, calls=[*calls, BackendCall("read", "b0")])).suggest.startswith("ppconsole logs")
 
 
 def test_a_store_that_goes_with_its_node_is_no_fault_of_its_own() -> None:

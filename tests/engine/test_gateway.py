@@ -31,6 +31,7 @@ from monitor_helpers import (
 from ppengine.common.procfs import read_stat
 from ppengine.gateway.kept_commands import brief
 from ppengine.protocol import frames
+from ppengine.protocol.backend_calls import BackendCall
 from ppengine.protocol.control import (
     Accepted,
     Command,
@@ -59,6 +60,7 @@ from ppengine.protocol.reports import Happened, ProcessInfo, Recall, Recalled
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.snapshot import Event, Events
 from ppengine.protocol.stage_samples import AgentReport
+from ppengine.protocol.store_verbs import StorePause
 from ppengine.protocol.text_messages import Encode, Encoded
 from ppengine.protocol.verbs import Abort, Continue, Many, Priority, Resume, SetMemory, Stop, Submit
 
@@ -362,6 +364,23 @@ def test_commands_and_questions_wait_for_a_core_that_is_restarted(world):
     )  # fmt: skip
     said = [event.text for event in events_of(client, ["core.ended"]) if event.kind == "core.ended"]
     assert said == ["the engine core (pid 77) has ended, killed by SIGKILL"]
+
+
+def test_a_backend_whose_calls_end_two_stores_is_paused_by_the_engine(world):
+    for pid in (71, 72):
+        world.core.report(Exited(
+            mono_ns=time.monotonic_ns(), role="store0", place=None, generation=1, pid=pid, exit_code=-11,
+            calls=[BackendCall("write", "b1")],
+        ))  # fmt: skip
+    (command,) = messages(world.core, 1, lambda one: isinstance(one, Command))
+    assert (command.verb, command.by, command.role) == (StorePause(backend="b1"), "the engine", "admin")
+    world.core.answer(Accepted(id=command.id, op="op-1"))
+    world.core.answer(applied(command))
+    until(lambda: world.audit()[-1]["outcome"] == "applied")
+    lines = [line for line in world.audit() if line["id"] == command.id]
+    assert [line["outcome"] for line in lines] == ["received", "accepted", "applied"]
+    assert (lines[0]["by"], lines[0]["verb"], lines[0]["args"]) == ("the engine", "store-pause", {"backend": "b1"})
+    assert lines[0]["reason"].endswith("while write of b1 was under way; ppconsole store resume b1 uses it again")
 
 
 def test_a_core_that_was_asked_often_gets_a_command_once(world):

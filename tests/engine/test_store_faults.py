@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ppengine.common.call_page import CallPage
 from ppengine.protocol.store_messages import (
     BackendFigures,
     Cancel,
@@ -367,9 +368,9 @@ def test_a_lane_does_not_wait_out_its_pause_for_a_test(monkeypatch: pytest.Monke
             raise OSError("mode 755")
 
     tried = threading.Event()
-    lane = Lane(spec(), Layout(("0.0",)), lambda: FakeBackend(fault), lambda call: call(), lambda: 0.0)
+    lane = Lane(spec(), Layout(("0.0",)), lambda: FakeBackend(fault), lambda call: call(), lambda: 0.0, CallPage())
     lane.start()
-    while not lane.fails_to_open:
+    while not lane.waits_to_open:
         time.sleep(0.01)
     fails[0] = False
     lane.open_soon(tried.set)
@@ -460,7 +461,7 @@ def test_each_job_is_answered_once_in_any_order(choices: list[int]) -> None:
             world.run_posted()
     world.work()
     for lane in world.lanes:
-        if lane.fails_to_open:
+        if lane.waits_to_open:
             lane.open_once()  # a test may wait for the next try of its thread
     world.pass_s(1000.0)
     world.work()

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ppengine.common import lifeline, logs
+from ppengine.common.call_page import take_calls
 from ppengine.common.oom_kills import OomWatch
+from ppengine.protocol.backend_calls import BackendCall, while_text
 from ppengine.protocol.reports import ProcessInfo
 
 _TAIL_BYTES = 16 * 1024
@@ -53,6 +55,8 @@ class Child:
         self._words_from = words_from
         """Offset of its own lines in the log: a restarted stage appends to the log of its predecessor."""
         self._end: str | None = None
+        self._calls: list[BackendCall] = []
+        """Calls of backends in which it has ended."""
         self._memory = OomWatch(process.pid)
 
     @property
@@ -99,7 +103,11 @@ class Child:
             self._end = describe_exit(code, self.log, self._words_from)
             if code == -signal.SIGKILL and (why := self._memory.words()):
                 self._end += f": {why}"
-        return ProcessInfo(role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=self._end or "")
+            if self.log is not None and (calls := take_calls(self.log, code)):
+                self._calls, self._end = calls, (self._end or f"exit code {code}") + while_text(calls)
+        return ProcessInfo(
+            role=role, stage=stage, rank=rank, pid=self.pid, exit_code=code, detail=self._end or "", calls=self._calls
+        )
 
 
 def spawn(

@@ -23,6 +23,7 @@ from ppengine.diagnosis.budgets import (
 from ppengine.diagnosis.case import Case
 from ppengine.diagnosis.phrases import exit_words, seconds
 from ppengine.diagnosis.tier_evidence import BackendEvidence, StoreEvidence, TierEvidence
+from ppengine.protocol.backend_calls import while_text
 from ppengine.protocol.reports import NODE_LOST
 from ppengine.protocol.snapshot import FurtherFault, Verdict
 
@@ -82,8 +83,11 @@ def _dead(store: StoreEvidence) -> _Trouble | None:
         return None
     lines = [f"pid {store.pid}: {exit_words(store.exit_code)}, and no other has begun"]
     lines += [f"last words: {store.exit_detail}"] if store.exit_detail else []
-    summary = f"{store.name} {exit_words(store.exit_code)}"
+    summary = f"{store.name} {exit_words(store.exit_code)}{while_text(store.calls)}"
     suggest = "ppconsole logs (the supervisor restarts it by itself)"
+    backends = {call.backend for call in store.calls}
+    if len(backends) == 1:
+        suggest = f"ppconsole store pause {backends.pop()} (its package ends the store)"
     return _Trouble(store.subject, summary, store.gone_for_s, lines, suggest)
 
 

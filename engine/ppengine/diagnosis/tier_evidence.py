@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.backend_calls import BackendCall
+
 
 class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """The store of one place."""
@@ -16,6 +18,8 @@ class StoreEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """Name of its node; empty: the engine's own host."""
     exit_code: int | None = None
     exit_detail: str = ""
+    calls: list[BackendCall] = []
+    """Calls of backends in which its process ended."""
     process_state: str | None = None
     """State letter; None: not known."""
     gone_for_s: float | None = None

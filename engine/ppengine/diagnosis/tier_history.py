@@ -119,7 +119,8 @@ class TierHistory:
         present = runs and info.pid == process.pid
         return StoreEvidence(
             stage=base.stage, rank=base.rank, pid=process.pid, node=process.node, exit_code=process.exit_code,
-            exit_detail=process.detail, process_state=states.get(process.pid) if runs and not process.node else None,
+            exit_detail=process.detail, calls=process.calls,
+            process_state=states.get(process.pid) if runs and not process.node else None,
             gone_for_s=None if runs else since, absent_for_s=since if runs and info.pid != process.pid else None,
             # A process that has just begun is not judged by the figures of the one before it.
             age_s=base.age_s if present and since >= STORE_SETTLES_S else None,

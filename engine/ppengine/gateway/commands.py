@@ -32,6 +32,7 @@ from ppengine.protocol.control import Accepted, Command, Outcome, Refused, Reply
 from ppengine.protocol.frames import Header
 from ppengine.protocol.reports import Recalled
 from ppengine.protocol.verb_table import ROWS
+from ppengine.protocol.verbs import Verb
 
 KEPT = 4096
 """Most commands whose answers are kept for repeats; those without an end stay longest."""
@@ -45,6 +46,8 @@ The connection to a core that ends is gone a moment before the report of its end
 ENDS_MOST = 3
 """Cores to which a command is sent without an answer: it may be the reason why they end."""
 _ID_MOST, _REASON_MOST = 128, 1000
+ENGINE = "the engine"
+"""Author of the commands that the engine gives itself."""
 
 
 class CommandDesk:
@@ -125,6 +128,17 @@ class CommandDesk:
             ended = (one for one, known in self._kept.items() if known.over)
             del self._kept[next(ended, next(iter(self._kept)))]
         self._effects.begin(kept)
+
+    def issue(self, identity: str, verb: Verb, reason: str) -> None:
+        """Carry out a verb of the engine itself, recorded as a command is; a known id changes nothing."""
+        if identity in self._kept:
+            return
+        command = Command(id=identity, epoch=self._epoch, verb=verb, by=ENGINE, reason=reason)
+        kept = Kept(entry_of(command, "gateway", ""), brief(command))
+        kept.take(command)
+        if not self._answers.write(kept.entry, reserved=False):
+            self._kept[identity] = kept
+            self._effects.begin(kept)
 
     def on_reply(self, reply: Reply, *, core: bool = True) -> bool:
         """Pass an answer on, of the core or of the fault desk; return False if it belongs to no open command."""

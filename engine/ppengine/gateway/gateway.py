@@ -26,6 +26,7 @@ from ppengine.gateway import departure, fault_record
 from ppengine.gateway.access import AccessControl
 from ppengine.gateway.all_incidents import Incidents
 from ppengine.gateway.audit import AuditLog
+from ppengine.gateway.backend_guard import BackendGuard
 from ppengine.gateway.collector import Collector
 from ppengine.gateway.connections import Connections
 from ppengine.gateway.consoles import Consoles
@@ -48,6 +49,7 @@ from ppengine.protocol.control import (
     Reply,
 )
 from ppengine.protocol.discovery import runs
+from ppengine.protocol.facts import Exited
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.keys import adopt_server_key, keys_dir
 from ppengine.protocol.offline import FromFront
@@ -93,6 +95,7 @@ class Gateway:
         self._consoles = Consoles(
             config, audit, self._sockets, self._access, self._events, self._engine, local, self._pulse
         )  # fmt: skip
+        self._guard = BackendGuard(self._consoles.commands.issue)
         self._texts = TextMessagesReader(
             self._sockets.texts, self._consoles.commands.texts, self._consoles.bulk, self._events.say,
             self._collector.texts_alive, refusals,
@@ -305,6 +308,8 @@ class Gateway:
         else:
             self._collector.take(message)
             self._watch_core()
+            if isinstance(message, Exited):
+                self._guard.note(message)
 
     def _on_front(self) -> None:
         for parts in drain(self._sockets.front):

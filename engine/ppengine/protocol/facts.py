@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ppengine.protocol.backend_calls import BackendCall
 from ppengine.protocol.place import Place
 
 
@@ -23,6 +24,8 @@ class Exited(msgspec.Struct, tag="exited", frozen=True, kw_only=True):
     pid: int
     exit_code: int
     detail: str = ""
+    calls: list[BackendCall] = []
+    """Calls of backends in which a store has ended, if they may be the reason."""
 
 
 class Lost(msgspec.Struct, tag="lost", frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from ppengine.protocol.backend_calls import BackendCall
 from ppengine.protocol.clients import ClientRule, HttpReport
 from ppengine.protocol.control import Reply
 from ppengine.protocol.facts import Fact
@@ -196,6 +197,8 @@ class ProcessInfo(msgspec.Struct, kw_only=True):
     """Generation for which the process of a stage was started."""
     node: str = ""
     """Name of its node; empty: the engine's own. A pid is one of its node."""
+    calls: list[BackendCall] = []
+    """Calls of backends in which a store has ended, if they may be the reason."""
     replaced: bool = False
     """Its parent ends it now and starts another in its place: its end is no fault."""
 

@@ -18,6 +18,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ppengine.common.begin_process import begin
+from ppengine.common.call_page import CallPage, page_path
 from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import readable
 from ppengine.protocol.frames import Codec, ProtocolError, encode
@@ -52,11 +53,16 @@ def main() -> int:
     if place is None:
         print(f"error: --role {arguments.role}: this engine has no such place", file=sys.stderr)
         return 1
-    process = Process(config, place)
+    # Its parent, which has the log, reads the page.
+    calls = CallPage(page_path(arguments.engine.parent / f"{arguments.role}.log"))
+    process = Process(config, place, calls)
     signal.signal(signal.SIGTERM, lambda *_: process.stop())
     if place == (0, 0):
         weight_hash.start(config, process.note_weights)
-    process.run()
+    try:
+        process.run()
+    finally:
+        calls.close()
     # A thread in a call that hangs would keep the process.
     logging.shutdown()
     os._exit(0)
@@ -65,8 +71,8 @@ def main() -> int:
 class Process:
     """The loop. Threads of backends hand functions over to it, and wake it by a pipe."""
 
-    def __init__(self, config: EngineConfig, place: Place) -> None:
-        self._config, self._place = config, place
+    def __init__(self, config: EngineConfig, place: Place, calls: CallPage) -> None:
+        self._config, self._place, self._calls = config, place, calls
         self._codec = Codec(ToStore)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -200,7 +206,7 @@ class Process:
             log.warning("the core does not read: a %s is dropped", type(message).__name__)
 
     def _make_lane(self, spec: BackendSpec, home: Home) -> Lane:
-        lane = Lane(spec, home.layout, lambda: make_backend(spec.kind), self.post, time.monotonic)
+        lane = Lane(spec, home.layout, lambda: make_backend(spec.kind), self.post, time.monotonic, self._calls)
         lane.start()
         return lane
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from typing_extensions import TypeIs, override
 
+from ppengine.common.call_page import CallPage
 from ppengine.common.one_line import one_line
 from ppengine.common.sizes import counted
 from ppengine.store.backend import Backend, BackendError, BackendOptions, Layout, Usage
@@ -24,10 +25,12 @@ class CheckedBackend(Backend):
     """Passes all calls on. A wrong answer is a BackendError that names the method.
 
     `logged` has the methods whose first mistake is in the log, also those of an object before this one. Exceptions that
-    would end a thread become one, too: SystemExit, a cancelled task, a panic of a library in Rust.
+    would end a thread become one, too: SystemExit, a cancelled task, a panic of a library in Rust. Calls are
+    noted in `calls` under the backend's `name`, as one may end the process.
     """
 
-    def __init__(self, backend: Backend, logged: set[str]) -> None:
+    def __init__(self, backend: Backend, logged: set[str], name: str, calls: CallPage) -> None:
+        self._noted_name, self._calls = name, calls
         self._backend, self._name, self._logged = backend, type(backend).__name__, logged
         self.width = self._width()
         """Calls that may be under way at once."""
@@ -90,7 +93,8 @@ class CheckedBackend(Backend):
     def _call(self, method: str, missing: bool = False) -> Iterator[None]:
         """Let one call run; `missing`: a KeyError of it means that the object is not there."""
         try:
-            yield
+            with self._calls.call(method, self._noted_name):
+                yield
         except BaseException as error:
             mistake = isinstance(error, _MISTAKES) and not (missing and isinstance(error, KeyError))
             if isinstance(error, Exception) and not mistake:

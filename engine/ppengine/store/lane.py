@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from ppengine.common.call_page import CallPage
 from ppengine.protocol.store_messages import BackendFigures, BackendSpec
 from ppengine.store.backend import Backend, Layout
 from ppengine.store.backend_health import BackendHealth
@@ -34,10 +35,11 @@ class Lane:
     def __init__(
         self, spec: BackendSpec, layout: Layout, make: Callable[[], Backend],
         post: Callable[[Callable[[], None]], None], clock: Callable[[], float],
+        calls: CallPage,
     ) -> None:  # fmt: skip
         self.spec = spec
         self._post, self._clock = post, clock
-        self._opener = Opener(spec, layout, make, clock)
+        self._opener = Opener(spec, layout, make, clock, calls)
         self._ready = threading.Condition()
         self._queues: dict[Kind, deque[Task]] = {kind: deque() for kind in ORDER}
         self._active: set[Task] = set()
@@ -88,13 +90,20 @@ class Lane:
         name = self.spec.name
         if self._backend is None or self._closing:
             why = self._opener.error
-            return f"{name} cannot be opened: {why}" if why else f"{name} is opening"
+            pending = "is paused, and not open" if self.spec.paused else "is opening"
+            return f"{name} cannot be opened: {why}" if why else f"{name} {pending}"
         return f"{name} hangs: calls over their time hold all its threads" if self._stuck else ""
 
+    def use(self, spec: BackendSpec) -> None:
+        """Take other settings of the same place."""
+        with self._ready:
+            self.spec = spec
+            self._ready.notify_all()
+
     @property
-    def fails_to_open(self) -> bool:
-        """Whether the newest try to open it has failed."""
-        return self._backend is None and not self._closing and bool(self._opener.failure)
+    def waits_to_open(self) -> bool:
+        """Whether the newest try to open it has failed, or a pause keeps it from one."""
+        return self._backend is None and not self._closing and bool(self._opener.failure or self.spec.paused)
 
     def open_soon(self, then: Callable[[], None]) -> None:
         """Try to open it at once, without the rest of the pause. `then` follows that try, or the end of the lane."""
@@ -139,7 +148,8 @@ class Lane:
         for task in late:
             text = f"{self.spec.name} did not answer in {self._limit(task) * 1000:.0f} ms"
             self._end(task, Outcome(error=text, failed=True))
-        if self._backend is not None and not self._closing and (question := self.usage.question()) is not None:
+        idle = self._backend is None or self._closing or self.spec.paused
+        if not idle and (question := self.usage.question()) is not None:
             self.submit(question)
 
     def close(self) -> None:
@@ -179,8 +189,9 @@ class Lane:
         )  # fmt: skip
 
     def _queue(self) -> int:
-        """Return the calls for operators: no request waits for the deletes of a backend that is not open."""
-        return 0 if self._backend is None else self.calls()
+        """Return the calls for operators: nothing waits for deletes that a pause or a closed backend holds."""
+        held = self._backend is None or self.spec.paused
+        return self.calls() - (len(self._queues["delete"]) if held else 0)
 
     def calls(self) -> int:
         """Return the number of calls that wait or are under way; those that ask for the usage are left out."""
@@ -231,6 +242,11 @@ class Lane:
     def _open_until_closed(self) -> None:
         wait_s = AGAIN_S
         while not self._closing:
+            with self._ready:
+                # A paused backend may be one whose `open` ends the process.
+                self._ready.wait_for(lambda: self._closing or bool(self._asked) or not self.spec.paused)
+            if self._closing:
+                return
             self.open_once()
             if self._backend is not None:
                 with self._ready:
@@ -262,6 +278,8 @@ class Lane:
 
     def _next(self) -> Task | None:
         for kind in ORDER:
+            if kind == "delete" and self.spec.paused:
+                continue
             # One thread at least is left for reads.
             if self._queues[kind] and (kind != "write" or self._writing < self._most_writes):
                 return self._queues[kind].popleft()

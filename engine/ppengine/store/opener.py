@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ppengine.common.call_page import CallPage
 from ppengine.common.one_line import one_line
 from ppengine.protocol.store_messages import BackendSpec
 from ppengine.store.backend import Backend, BackendOptions, Layout
@@ -20,8 +21,10 @@ class Opener:
     """Opens one backend. `make` makes a backend that is not open yet."""
 
     def __init__(
-        self, spec: BackendSpec, layout: Layout, make: Callable[[], Backend], clock: Callable[[], float]
-    ) -> None:
+        self, spec: BackendSpec, layout: Layout, make: Callable[[], Backend], clock: Callable[[], float],
+        calls: CallPage,
+    ) -> None:  # fmt: skip
+        self._calls = calls
         self._spec, self._layout, self._make, self._clock = spec, layout, make, clock
         self._begun: float | None = None
         """Time when the try under way began."""
@@ -42,7 +45,9 @@ class Opener:
         options = BackendOptions(spec.name, spec.url, spec.quota_bytes, spec.timeout_ms / 1000)
         self._begun = self._clock()
         try:
-            backend = CheckedBackend(self._make(), self._logged)
+            with self._calls.call("open", spec.name):
+                made = self._make()
+            backend = CheckedBackend(made, self._logged, spec.name, self._calls)
             backend.open(options, self._layout)
         except BaseException as error:  # noqa: BLE001 - packages raise what they like, and one may leave the process
             text = error_text(error)

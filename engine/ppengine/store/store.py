@@ -167,9 +167,9 @@ class Store:
             self._send(self._refusal(message, str(error)))
 
     def _test(self, message: Test) -> None:
-        """Test a backend; one that could not be opened is tried again first, for its place may be mended."""
+        """Test a backend; one that is not open is tried first, for its place may be mended."""
         lane = self._lanes.get(message.backend)
-        if lane is None or not lane.fails_to_open:
+        if lane is None or not lane.waits_to_open:
             self._start(TestJob(self._home, self._lane(message.backend, None), message))
             return
 
@@ -298,7 +298,7 @@ class Store:
         for spec in specs:
             lane = before.get(spec.name)
             if lane is not None and _place_of(lane.spec) == _place_of(spec):
-                lane.spec = spec
+                lane.use(spec)
                 del before[spec.name]
             else:
                 lane = self._make_lane(spec, self._home)

@@ -57,7 +57,7 @@ class Link:
         fact = Exited(
             mono_ns=time.monotonic_ns(), role=info.role, generation=info.generation, pid=info.pid,
             place=None if info.stage is None else Place(info.stage, info.rank or 0),
-            exit_code=info.exit_code or 0, detail=info.detail,
+            exit_code=info.exit_code or 0, detail=info.detail, calls=info.calls,
         )  # fmt: skip
         self._noted.append(encode(fact))
         self._facts.send(self._noted[-1], zmq.NOBLOCK)

@@ -179,6 +179,7 @@ class BackendVerbs:
 
         def begin(operation: Operation) -> None:
             self._supersede(name, f"{line}, by {command.by}")
+            self._end_opening(name, f"paused by {command.by}" + (f": {command.reason}" if command.reason else ""))
             self._desk.backends.change(backend, paused=True, draining=False)
             self._desk.changed()
             self._operations.end(operation, "applied", line)

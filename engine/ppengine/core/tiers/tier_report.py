@@ -90,8 +90,10 @@ class TierReport:
         if not any(record.answers(now) for record in self._desk.links.records.values()):
             states = {"unknown"}
         state = next((one for one in _WORST if one in states), _UNKNOWN)
+        if backend.paused and state != "unknown":
+            return "paused"  # Stores do not open it before it is resumed.
         if state in ("open", "draining", "paused"):
-            return "paused" if backend.paused else "draining" if backend.draining else "open"
+            return "draining" if backend.draining else "open"
         return state
 
     def _rates(self, name: str, read: int, written: int) -> tuple[float | None, float | None]:
