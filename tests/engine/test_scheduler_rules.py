@@ -421,7 +421,7 @@ def test_watermark_holds_back_an_admission_but_not_the_only_request():
     world.schedule()
     why = wait_reasons.why(world.scheduler, second)
     assert (why.code, why.need, why.have) == ("blocks", 6, 5)
-    assert why.text == "need 6, have 5"
+    assert why.text == "have 5 of 6 blocks"
 
 
 # --- slots ----------------------------------------------------------------------------------------------------

@@ -302,4 +302,4 @@ class Batcher:
 
 
 def _lacks_blocks(need: int, have: int) -> Why:
-    return Why(code="blocks", need=need, have=max(have, 0), text=f"need {need}, have {max(have, 0)}")
+    return Why(code="blocks", need=need, have=max(have, 0), text=f"have {max(have, 0)} of {need} blocks")
