@@ -297,6 +297,14 @@ def test_an_input_that_is_closed_is_an_empty_one(
     assert ran.returncode == code and ran.stderr.startswith(says), ran.stderr
 
 
+def test_verbs_on_backends_refuse_options_of_requests(cli: Cli) -> None:
+    for words in (["--if-rev", "3"], ["--override", "--reason", "y"]):
+        run = cli("store", "pause", "x", *words)
+        assert run.code == 2 and "a backend has neither a revision nor an owner" in run.err
+    shown = cli("store", "pause", "--help").out
+    assert "--reason" in shown and "--if-rev" not in shown and "--override" not in shown
+
+
 def test_show_logs_and_stacks(cli: Cli, fake: FakeGateway) -> None:
     shown = cli("show", "r-8f2c")
     assert shown.code == 0

@@ -101,13 +101,41 @@ def common_options(function: Command) -> Command:
     return wrapped
 
 
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would happen; change nothing.")
+_NO_WAIT = click.option("--no-wait", is_flag=True, help="Return once the engine has accepted it.")
+_REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log and other consoles.")
+
+
+def _unmeant(context: click.Context, option: click.Parameter, value: object) -> None:
+    """Refuse an option of verbs on requests."""
+    if value:
+        words = "--if-rev guards requests and memory" if option.name == "if_rev" else "--override is about requests"
+        raise click.UsageError(f"{words}; a backend has neither a revision nor an owner.")
+
+
+def backend_options(function: Command) -> Command:
+    """Add the options of `Common` and `Effect` that mean something for a backend; refuse the others with a reason."""
+
+    @common_options
+    @_DRY_RUN
+    @_NO_WAIT
+    @_REASON
+    @click.option("--if-rev", hidden=True, expose_value=False, callback=_unmeant)
+    @click.option("--override", is_flag=True, hidden=True, expose_value=False, callback=_unmeant)
+    @functools.wraps(function)
+    def wrapped(dry_run: bool, no_wait: bool, reason: str, **rest: Any) -> Any:
+        return function(effect=Effect(dry_run, not no_wait, reason), **rest)
+
+    return wrapped
+
+
 def effect_options(function: Command) -> Command:
     """Add the options of `Common` and `Effect` and pass them as `common` and `effect`."""
 
     @common_options
-    @click.option("--dry-run", is_flag=True, help="Print what would happen; change nothing.")
-    @click.option("--no-wait", is_flag=True, help="Return once the engine has accepted it.")
-    @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit log and other consoles.")
+    @_DRY_RUN
+    @_NO_WAIT
+    @_REASON
     @click.option("--if-rev", type=int, metavar="N", help="Only if the request, or memory, is still at revision N.")
     @click.option("--override", is_flag=True, help="Act on requests of other keys, too; it needs --reason.")
     @functools.wraps(function)

@@ -11,7 +11,7 @@ from ppengine.protocol.verb_table import ROWS, Row
 
 from ppconsole.cli import exits
 from ppconsole.cli.effects import carry_out, help_of
-from ppconsole.cli.options import Common, Effect, common_options, effect_options
+from ppconsole.cli.options import Common, Effect, backend_options, common_options
 from ppconsole.cli.session import one_snapshot, print_json, run
 from ppconsole.model.grammar import parameters
 
@@ -61,7 +61,7 @@ def _verb_command(row: Row) -> click.Command:
     name = row.words.split()[1]
 
     @click.command(name, params=parameters(row), help=help_of(row))
-    @effect_options
+    @backend_options
     def command(common: Common, effect: Effect, **values: Any) -> int:
         from ppengine.protocol.verbs import build
 
