@@ -51,7 +51,6 @@ class CommonFields(StructuredFields, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int | None = None
-    cache_salt: str | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
     request_id: str | None = None
