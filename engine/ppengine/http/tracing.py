@@ -244,8 +244,7 @@ def _times(timings: Timings) -> Iterator[tuple[str, float, float, str]]:
     """Yield name, beginning, end and cause of each child span."""
     ended = timings.ended
     admitted = ended if timings.admitted is None else timings.admitted
-    yield "prepare", timings.arrival, timings.queued, ""
-    yield "queue", timings.queued, admitted, ""
+    yield "queue", timings.arrival, admitted, ""
     if timings.admitted is not None:
         first = ended if timings.first_token is None else timings.first_token
         yield "prefill", admitted, first, ""
