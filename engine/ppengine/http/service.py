@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
-from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.prompt_encoder import PromptEncoder
 from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
@@ -83,8 +82,6 @@ class Service:
         self._tokens = PromptTokens(self.tokenizer, self._encoder, config.max_model_len)
         http = config.profile.http
         folder = Path(config.model_path)
-        self.vocabulary = read_spec(folder).vocab_size
-        """Token ids of the model, which may be more than the tokenizer has texts for."""
         self._defaults = SamplingDefaults(folder, used=http.generation_config == "auto")
         template = template_source(folder, TOOL_USE) or template_source(folder)
         self.takes_chats = template is not None and not absent
