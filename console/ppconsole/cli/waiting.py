@@ -32,10 +32,11 @@ _SERVES = ("serving", "resizing")
 @click.argument("goal", type=click.Choice(["serving", "idle"]))
 @common_options
 def wait_command(common: Common, goal: str) -> None:
-    """Wait until an engine serves, with its HTTP port if it has one, or until it has no request left.
+    """Wait until an engine serves, or has no request left.
 
-    It may begin before the engine does. Each reason to go on waiting is a line on stderr. An engine that ends meanwhile
-    ends it, with exit code 3. Without --timeout it waits for as long as it takes.
+    With an HTTP port it serves once that takes calls. The wait may begin before the engine does. Each reason to go on
+    is a line on stderr. An engine that ends meanwhile ends it, with exit code 3. Without --timeout it waits for as long
+    as it takes.
     """
     from ppconsole.model.safe import clean
 
