@@ -100,7 +100,7 @@ def test_no_request_in_a_report_that_may_lack_some_is_not_idle(
 
 
 def test_a_wait_gives_up_with_the_reason(cli: Cli, folder: Path) -> None:
-    run = cli("wait", "serving", "-e", "nobody", "--timeout", "0.3")
+    run = cli("wait", "serving", "-e", "absent", "--timeout", "0.3")
     assert run.code == 5
     assert run.err.splitlines()[-1].startswith("error: it does not serve within 0.3 s: no engine has the id")
     with FakeGateway() as fake:
