@@ -395,3 +395,14 @@ def test_a_value_of_a_wrong_kind_is_never_answered_in_words_of_msgspec(kind: Any
             decode(json.dumps(body).encode(), kind)
         except ApiError as error:
             assert error.body.param in body and re.match("Expected|Object|Invalid", str(error)) is None
+
+
+async def test_an_id_beyond_the_vocabulary_has_no_text() -> None:
+    """It had an empty one."""
+    async with world() as one:
+        last = one.service.vocabulary - 1
+        assert (await one.post("/detokenize", {"tokens": [5, last]}))[0] == 200
+        for wrong in (last + 1, 10**6, 2**40, -1):
+            status, answer = await one.post("/detokenize", {"tokens": [5, wrong, 7]})
+            assert (status, answer["error"]["param"]) == (400, "tokens")
+            assert answer["error"]["message"] == f"tokens has {wrong}, which is not in the vocabulary (0 to {last})"

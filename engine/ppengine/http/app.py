@@ -131,8 +131,10 @@ class Routes:
         self._service.needs_tokenizer("tokens", "there is none to ask")
         if (count := len(body.tokens)) > DETOKENIZE_MOST:
             raise invalid(f"tokens has {count} numbers; at most {DETOKENIZE_MOST} are taken", "tokens")
-        if (wrong := next((one for one in body.tokens if not 0 <= one < 2**31), None)) is not None:
-            raise invalid(f"tokens has {json_text(wrong)}, which is no token id", "tokens")
+        size = self._service.vocabulary
+        if (wrong := next((one for one in body.tokens if not 0 <= one < size), None)) is not None:
+            text = f"tokens has {json_text(wrong)}, which is not in the vocabulary (0 to {size - 1})"
+            raise invalid(text, "tokens")
         return json_response(fields.Detokenized(self._service.tokenizer.decode(body.tokens)))
 
     async def models(self, request: Request, caller: Caller) -> Response:

@@ -7,11 +7,13 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from ppengine.checkpoint.absent_tokenizer import AbsentTokenizer
+from ppengine.checkpoint.model_spec import read_spec
 from ppengine.checkpoint.prompt_encoder import PromptEncoder
 from ppengine.checkpoint.template_source import TOOL_USE, template_source
 from ppengine.checkpoint.tokenizer import Tokenizer
@@ -87,6 +89,11 @@ class Service:
         self.takes_chats = template is not None and not absent
         self.reply_form = form_of(template, http.tool_parser, http.reasoning)
         self._spoken = self.tokenizer.special_ids(self.reply_form.special)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Token ids of the model, which may be more than the tokenizer has texts for. Needs the `config.json`."""
+        return read_spec(Path(self.config.model_path)).vocab_size
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> tuple[str, list[Generation]]:
         """Begin the generations of a completion; return its id and one a prompt. Raises ApiError."""
