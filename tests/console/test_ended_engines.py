@@ -164,7 +164,7 @@ def test_show_has_how_a_request_ended_before_the_engine(cli: Cli) -> None:
     recorder.write(Event(seq=9, wall=begin + 2, kind="request.finished", text=f"x {alive}", request="x"))
     info = FinishedInfo(
         id="served", owner="bob", wall=begin + 3, ended_s=0.0, took_s=2.0, prompt_tokens=9, output_tokens=2,
-        reason="stop", ttft_s=0.7, itl_ms=21.0,
+        reason="stop", prepare_s=0.125, ttft_s=0.7, itl_ms=21.0,
     )  # fmt: skip
     end = Event(seq=9, wall=begin + 3, kind="request.finished", text="served stop", request="served", finished=info)
     recorder.write(end)
@@ -176,7 +176,7 @@ def test_show_has_how_a_request_ended_before_the_engine(cli: Cli) -> None:
     run = cli("-e", "inc", "show", "served")
     for line in ("state     finished: stop", "tokens    9 in, 2 out", "per token 21ms, p50 -, p99 -"):
         assert line in run.out.splitlines(), "the event of its end has its figures"
-    assert "timing    queued -, first token 700ms, finished 2.0s" in run.out
+    assert "timing    prepared 125ms, queued -, first token 700ms, finished 2.0s" in run.out
     run = cli("-e", "inc", "show", "short")
     assert "finished: stop, 2 tokens" in run.out and "in no snapshot that was kept" in run.out
     assert cli("-e", "inc", "show", alive, "--json").rows[0]["events"] == []

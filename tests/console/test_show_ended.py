@@ -25,7 +25,9 @@ from test_finished import BEGIN, HTTP, SOURCES, ended, segment
 def test_show_has_the_figures_of_an_end_when_the_client_has_the_output(cli: Cli, fake: FakeGateway) -> None:
     """A line of a client's log names it, a minute later."""
     wall = time.time() - 65.0
-    one = ended(1, id="chatcmpl-trace-42-0123456789ab", reason="stop", wall=wall, sources=SOURCES, **HTTP)
+    one = ended(
+        1, id="chatcmpl-trace-42-0123456789ab", reason="stop", wall=wall, sources=SOURCES, prepare_s=0.125, **HTTP
+    )
     fake.finished = [one, ended(2, id="r-lost", reason="lost", loss="its journal is off")]
     run = cli("show", one.id)
     assert (run.code, run.err) == (0, "")
@@ -37,7 +39,7 @@ def test_show_has_the_figures_of_an_end_when_the_client_has_the_output(cli: Cli,
         "owner     alice",
         "client    team-a, /v1/chat/completions",
         "tokens    137 in, 6 out",
-        "timing    queued 250ms, first token 700ms, finished 2.0s",
+        "timing    prepared 125ms, queued 250ms, first token 700ms, finished 2.0s",
         "per token 21ms, p50 20ms, p99 44ms",
         "from      prompt 137: device 16 · nvme0 100 · computed 21",
         "preempted 0 times",
@@ -50,7 +52,8 @@ def test_show_has_the_figures_of_an_end_when_the_client_has_the_output(cli: Cli,
     assert msgspec.convert(row, FinishedInfo) == one
     lost = cli("show", "r-lost").out.splitlines()
     assert "state     finished: lost: its journal is off" in lost
-    assert "timing    queued 20ms, first token -, finished 3.0s" in lost and "per token -, p50 -, p99 -" in lost
+    assert "timing    prepared 0.0ms, queued 20ms, first token -, finished 3.0s" in lost
+    assert "per token -, p50 -, p99 -" in lost
 
 
 def test_show_finds_older_ones_in_the_record_or_says_how_far_that_goes(

@@ -685,10 +685,10 @@ def test_a_trace_has_the_swaps_of_its_request(engine: Served, client: openai.Ope
     asyncio.run(swap())
     streamed(answer)
     *children, call = spans_of(receiver, "swaps")
-    assert [span.name for span in children] == ["queue", "prefill", "decode", "swap-out", "swap-in"]
+    assert [span.name for span in children] == ["prepare", "queue", "prefill", "decode", "swap-out", "swap-in"]
     assert {span.parent_span_id for span in children} == {call.span_id} and call.name == "text_completion tiny"
     assert values(call)["gen_ai.usage.output_tokens"] == 400
-    queue, prefill, decode, out, back = children
+    _, queue, prefill, decode, out, back = children
     times = [queue.start_time_unix_nano, prefill.start_time_unix_nano, decode.start_time_unix_nano,
              out.start_time_unix_nano, out.end_time_unix_nano, back.start_time_unix_nano, back.end_time_unix_nano,
              decode.end_time_unix_nano]  # fmt: skip
@@ -703,7 +703,8 @@ def test_a_client_that_leaves_has_a_trace(engine: Served, receiver: TraceReceive
     assert connection.getresponse().read(1)
     connection.close()
     *children, call = spans_of(receiver, "left")
-    assert values(call)["ppconsole.client_left"] and [span.name for span in children] == ["queue", "prefill", "decode"]
+    assert values(call)["ppconsole.client_left"]
+    assert [span.name for span in children] == ["prepare", "queue", "prefill", "decode"]
 
 
 # --- structured outputs ---------------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ class ScriptedLink:
     text: str = ""
     reason: str = "stop"
     submitted: list[Submit] = field(default_factory=list)
+    arrived: float = 0.0
+    """Time of the newest call, as the service gave it."""
     left: list[Followed] = field(default_factory=list)
     ended_samples: list[tuple[str, int]] = field(default_factory=list)
     forgets: bool = False
@@ -82,7 +84,10 @@ class ScriptedLink:
     outbox: Outbox = field(default_factory=Outbox)
     open_requests: int = 0
 
-    async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
+    async def submit(
+        self, submissions: list[Submit], owner: str, client: str, arrived: float
+    ) -> tuple[Added, list[Followed]]:
+        self.arrived = arrived
         if self.refusal is not None:
             return self.refusal, []
         self.submitted += submissions

@@ -179,7 +179,7 @@ async def test_a_question_is_sent_again_until_it_is_answered(monkeypatch: pytest
     def added() -> list[bytes]:
         return [one for one in sent if b"add-many" in one]
 
-    asking = asyncio.create_task(link.submit([Submit(prompt_token_ids=[1], request="r")], "o", "c"))
+    asking = asyncio.create_task(link.submit([Submit(prompt_token_ids=[1], request="r")], "o", "c", 0.0))
     await until(lambda: len(added()) == 3)
     assert len(set(added())) == 1, "the same question"
     nonce = Codec(AddMany).decode(added()[0]).nonce

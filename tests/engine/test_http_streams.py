@@ -229,7 +229,7 @@ async def test_times_are_awaited_only_of_requests_that_the_core_has_taken(monkey
 
     def submit(name: str) -> asyncio.Task[tuple[Added, list[Followed]]]:
         one = Submit(prompt_token_ids=[1], sampling=SamplingParams(n=2), request=name)
-        return asyncio.create_task(link.submit([one], "o", "c"))
+        return asyncio.create_task(link.submit([one], "o", "c", 0.0))
 
     early = submit("early")
     await asyncio.sleep(0)
@@ -255,7 +255,7 @@ async def test_token_ids_go_as_bytes_unless_the_core_must_name_one(monkeypatch: 
     link = front_link.FrontLink("x", "http0", lambda state: None)
     prompts = [[1, 2, 70_000], [3, -1]]
     submissions = [Submit(prompt_token_ids=ids, request=f"r{number}") for number, ids in enumerate(prompts)]
-    asking = asyncio.create_task(link.submit(submissions, "o", "c"))
+    asking = asyncio.create_task(link.submit(submissions, "o", "c", 0.0))
     await asyncio.sleep(0)
     message = Codec(AddMany).decode(sent[-1])
     assert [ids.tolist() for ids in message.tokens] == [prompts[0], []]

@@ -32,7 +32,7 @@ def service(tmp_path: Path) -> Service:
         layers=[(0, 1)], max_model_len=64, run_dir=str(tmp_path), ring_dir=str(tmp_path), started_wall=0.0,
     )  # fmt: skip
 
-    async def submit(submissions: list[Any], owner: str, client: str) -> tuple[Any, list[Any]]:
+    async def submit(submissions: list[Any], owner: str, client: str, arrived: float) -> tuple[Any, list[Any]]:
         return SimpleNamespace(error="", again_s=0), [
             SimpleNamespace(counts=[0], request=one.request) for one in submissions
         ]

@@ -66,7 +66,7 @@ def test_a_stop_text_ends_a_sample_here_and_the_request_ends_with_the_core() -> 
     assert (output.num_cached_tokens, output.metrics) == (None, None)
     output, stopped, _ = take(made, Piece("r", 0, len(tokens), more, scores[len(tokens) :]))
     assert output.outputs == [sample] and stopped == [("r", 0)], "the message to end it may be lost"
-    times = Timings(1.0, 2.0, 3.0, 4.0, [], 0)
+    times = Timings(1.0, 2.0, 3.0, 4.0, [], 0, 1.0)
     last = Piece("r", 0, len(tokens + more), [], [], "length", cached_tokens=16, timings=times)
     output, stopped, ended = take(made, last)
     assert output.outputs == [sample] and output.finished and (stopped, ended) == ([], ["r"])

@@ -64,15 +64,17 @@ def test_a_call_has_its_parent_its_children_and_the_names_of_the_conventions(
         Phase("swap-out", now - 3, now - 2.5, "swap-out by eve"),
         Phase("restart", now - 2, None, "stage 1 is lost"),
     ]
-    traces.take("chatcmpl-1", 0, Timings(now - 9, now - 8, now - 6, now - 1, phases, 2), 5)
+    traces.take("chatcmpl-1", 0, Timings(now - 9, now - 8, now - 6, now - 1, phases, 2, now - 8.5), 5)
     call.end(200, False)
     flush(traces)
     spans = {span.name: span for span in receiver.spans}
-    assert set(spans) == {"chat tiny", "queue", "prefill", "decode", "swap-out", "restart"}
+    assert set(spans) == {"chat tiny", "prepare", "queue", "prefill", "decode", "swap-out", "restart"}
     root = spans.pop("chat tiny")
     assert (root.trace_id.hex(), root.parent_span_id.hex(), root.kind) == (TRACE, PARENT, root.SPAN_KIND_SERVER)
     took = {name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for name, span in spans.items()}
-    assert took == pytest.approx({"queue": 1, "prefill": 2, "decode": 5, "swap-out": 0.5, "restart": 1}, abs=1e-3)
+    assert took == pytest.approx(
+        {"prepare": 0.5, "queue": 0.5, "prefill": 2, "decode": 5, "swap-out": 0.5, "restart": 1}, abs=1e-3
+    )  # fmt: skip
     for span in spans.values():
         assert (span.trace_id, span.parent_span_id) == (root.trace_id, root.span_id)
     assert values(spans["restart"]) == {"ppconsole.request.id": "chatcmpl-1", "ppconsole.cause": "stage 1 is lost"}
@@ -96,13 +98,13 @@ def test_a_call_ends_with_the_last_of_its_answer_and_its_samples(receiver: Trace
     assert call is not None
     call.submitted("cmpl-1", {"cmpl-1-0": 3, "cmpl-1-1": 4}, SamplingParams(n=2), False)
     now = time.monotonic()
-    timings = Timings(now, None, None, now, [], 0)
+    timings = Timings(now, None, None, now, [], 0, now)
     traces.take("cmpl-1-0", 0, timings, 0)
     traces.take("cmpl-1-0", 1, timings, 0)
     call.end(200, True)
     traces.take("cmpl-1-1", 1, None, 0)
     flush(traces)
-    assert [span.name for span in receiver.spans] == ["queue", "queue"], "a sample is open"
+    assert [span.name for span in receiver.spans] == ["prepare", "queue"] * 2, "a sample is open"
     traces.take("cmpl-1-1", 0, timings, 0)
     traces.take("cmpl-1-1", 0, timings, 0)
     flush(traces)
@@ -112,11 +114,10 @@ def test_a_call_ends_with_the_last_of_its_answer_and_its_samples(receiver: Trace
         b"",
         True,
     )
-    assert [values(span)["ppconsole.request.id"] for span in receiver.spans[:-1]] == [
-        "cmpl-1-0",
-        "cmpl-1-0.1",
-        "cmpl-1-1",
-    ]
+    samples = ["cmpl-1-0", "cmpl-1-0.1", "cmpl-1-1"]
+    assert [(values(span)["ppconsole.request.id"], span.name) for span in receiver.spans[:-1]] == [
+        (sample, name) for sample in samples for name in ("prepare", "queue")
+    ], "each sample has its times once"
     assert not traces._samples
 
 

@@ -214,6 +214,7 @@ def latency_line(latency: Latency) -> str:
         f"{name} {' '.join(figures.quantiles(each, scale))}"
         for name, each, scale in (
             ("ttft", latency.ttft_s, 1e3), ("itl", latency.itl_ms, 1), ("queue", latency.queue_s, 1e3),
+            ("prepare", latency.prepare_s, 1e3),
         ) if each.count
     ]  # fmt: skip
     return f"LATENCY p50 p90 p99 of {latency.window_s / 60:.0f} min: {' | '.join(parts)}" if parts else ""
@@ -286,7 +287,8 @@ def detail_lines(detail: RequestDetail) -> list[str]:
         ("age", age_text(detail.age_s)),
         ("tokens", f"{detail.prompt_tokens} in, {detail.output_tokens} out, {detail.computed_tokens} computed, "
                    f"{detail.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {figures.latency(detail.queued_s)}, first token {figures.latency(detail.first_token_s)}, "
+        ("timing", f"prepared {figures.latency(detail.prepared_s)}, queued {figures.latency(detail.queued_s)}, "
+                   f"first token {figures.latency(detail.first_token_s)}, "
                    f"per token {per_token}{_quantiles(detail)}, finished {age_text(detail.finished_s)}"),
         *([("from", sources_text(detail.sources, detail.prompt_tokens))] if detail.sources is not None else []),
         ("blocks", _numbers(detail.block_table)),

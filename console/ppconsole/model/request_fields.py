@@ -55,8 +55,10 @@ FINISHED_FIELDS: dict[str, Field] = {
     for field in (
         *(FIELDS[name] for name in ("id", "owner")),
         Field("ended", "seconds", lambda request: request.ended_s, "time since its end", smallest_first=True),
-        Field("took", "seconds", lambda request: request.took_s, "time from submission to the end"),
-        *(FIELDS[name] for name in ("in", "out", "queue", "ttft", "itl", "itl99", "pre")),
+        Field("took", "seconds", lambda request: request.took_s, "time from its arrival to the end"),
+        *(FIELDS[name] for name in ("in", "out")),
+        Field("prepare", "seconds", lambda request: request.prepare_s, "time from its arrival to the queue"),
+        *(FIELDS[name] for name in ("queue", "ttft", "itl", "itl99", "pre")),
         Field("reason", "text", lambda request: request.reason, "how it ended: stop, length, abort"),
         FIELDS["client"],
     )

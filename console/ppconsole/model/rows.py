@@ -41,6 +41,6 @@ def _row_of(ended: FinishedInfo, now: float) -> RequestInfo:
     return RequestInfo(
         id=ended.id, owner=ended.owner, state="finished", age_s=ended.took_s + max(0.0, now - ended.wall),
         prompt_tokens=ended.prompt_tokens, output_tokens=ended.output_tokens, blocks=0, swap_blocks=0,
-        finish_reason=ended.ending, preemptions=ended.preemptions, queue_s=ended.queue_s, ttft_s=ended.ttft_s,
-        itl_ms=ended.itl_ms, itl_p99_ms=ended.itl_p99_ms, client=ended.client,
+        finish_reason=ended.ending, preemptions=ended.preemptions, prepare_s=ended.prepare_s, queue_s=ended.queue_s,
+        ttft_s=ended.ttft_s, itl_ms=ended.itl_ms, itl_p99_ms=ended.itl_p99_ms, client=ended.client,
     )  # fmt: skip

@@ -111,7 +111,8 @@ def finished_rows(ended: FinishedInfo, problem: str, width: int) -> list[Row]:
     quantiles = _pair(ended.itl_p50_ms, ended.itl_p99_ms)
     times = [
         ("ended", f"{wall_text(ended.wall)}, {age_text(ended.ended_s)} ago"),
-        ("finished", age_text(ended.took_s)), ("queued", figures.latency(ended.queue_s)),
+        ("finished", age_text(ended.took_s)), ("prepared", figures.latency(ended.prepare_s)),
+        ("queued", figures.latency(ended.queue_s)),
         ("first token", figures.latency(ended.ttft_s)), ("between", between), ("itl p50 p99", quantiles),
     ]  # fmt: skip
     rows += [EMPTY, heading("TIMING", width), *grid(times, width), EMPTY]
@@ -161,9 +162,10 @@ def _came(client: str, route: str) -> list[tuple[str, str]]:
 
 
 def _request_timing(detail: RequestDetail) -> list[tuple[str, str]]:
-    """Return times of a request; the total counts from its submission."""
+    """Return times of a request; the total counts from its arrival at the engine."""
     return [
-        ("age", age_text(detail.age_s)), ("queued", figures.latency(detail.queued_s)),
+        ("age", age_text(detail.age_s)), ("prepared", figures.latency(detail.prepared_s)),
+        ("queued", figures.latency(detail.queued_s)),
         ("first token", figures.latency(detail.first_token_s)),
         ("between", figures.latency_ms(detail.inter_token_ms) + " a token" if detail.inter_token_ms else "-"),
         ("itl p50 p99", _pair(detail.itl_p50_ms, detail.itl_p99_ms)),

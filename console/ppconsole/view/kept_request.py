@@ -44,7 +44,8 @@ def end_fields(ended: FinishedInfo, now: float) -> list[tuple[str, str]]:
         ("owner", clean(ended.owner)),
         *([("client", came)] if came else []),
         ("tokens", f"{ended.prompt_tokens} in, {ended.output_tokens} out"),
-        ("timing", f"queued {queued}, first token {first}, finished {age_text(ended.took_s)}"),
+        ("timing", f"prepared {figures.latency(ended.prepare_s)}, queued {queued}, first token {first}, "
+                   f"finished {age_text(ended.took_s)}"),
         ("per token", f"{figures.latency_ms(ended.itl_ms)}, p50 {figures.latency_ms(ended.itl_p50_ms)}, "
                       f"p99 {figures.latency_ms(ended.itl_p99_ms)}"),
         *([("from", sources_text(ended.sources, ended.prompt_tokens))] if ended.sources is not None else []),
@@ -79,8 +80,8 @@ def _figures(info: RequestInfo) -> list[tuple[str, str]]:
         ("age", age_text(info.age_s)),
         ("tokens", f"{info.prompt_tokens} in, {info.output_tokens} out, {info.computed_tokens} computed, "
                    f"{info.cached_tokens} from the prefix cache"),
-        ("timing", f"queued {queued}, first token {first}, per token {figures.latency_ms(info.itl_ms)}, "
-                   f"p99 {figures.latency_ms(info.itl_p99_ms)}"),
+        ("timing", f"prepared {figures.latency(info.prepare_s)}, queued {queued}, first token {first}, "
+                   f"per token {figures.latency_ms(info.itl_ms)}, p99 {figures.latency_ms(info.itl_p99_ms)}"),
         ("blocks", f"{info.blocks} on the device, {info.swap_blocks} on the host"),
         ("in flight", flight),
         ("preempted", f"{info.preemptions} times"),

@@ -51,7 +51,8 @@ REQUEST_FIELDS = Section("STATE AND COUNTS", {
     "blocks": "KV blocks on the device",
 })  # fmt: skip
 REQUEST_TIMES = Section("TIMING", {
-    "age": "since it was submitted", "queued": "until it first ran", "first token": "until the first output token",
+    "age": "since it was submitted", "prepared": "until it was queued", "queued": "from there until it first ran",
+    "first token": "until the first output token",
     "between": "mean time between output tokens",
     "itl p50 p99": "time between output tokens: median, 99th percentile; at most 2.2 % off",
     "finished": "until the last output token",

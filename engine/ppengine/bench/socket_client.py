@@ -46,7 +46,7 @@ async def run(plan: Plan) -> Seen:
 async def _ask(link: FrontLink, submission: Submit, began: float, at_s: float) -> Outcome:
     sent = time.perf_counter()
     outcome = Outcome(sent - began, sent - began - at_s)
-    answer, followed = await link.submit([submission], "bench", "bench")
+    answer, followed = await link.submit([submission], "bench", "bench", time.monotonic())
     if answer.error:
         outcome.error = answer.error
         return outcome

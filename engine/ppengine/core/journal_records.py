@@ -47,7 +47,7 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     seed: int
     owner: str
     arrival: float
-    """Time of its submission."""
+    """Time of its arrival at the first process of the engine."""
     priority: int = 0
     samples: list[SampleState] = []
     """Empty: nothing has happened to them yet."""
@@ -61,6 +61,8 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     """Name of the key that submitted it."""
     client: str = ""
     """Name of the API key with which it came."""
+    queued: float = 0.0
+    """Time when it first came into the queue."""
 
 
 class Tokens(msgspec.Struct, array_like=True, tag=2):

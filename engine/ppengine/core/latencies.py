@@ -1,4 +1,7 @@
-"""Quantiles of queue time, time to the first token and time between tokens, and goodput, over five minutes.
+"""Quantiles of the times of requests, and goodput, over five minutes.
+
+Times are those before the queue, in it, to the first token, and between tokens. Those to the first token, and goodput,
+count from the arrival of a request at the first process of the engine.
 
 Each figure is a histogram of buckets 4.4 % wide, in slices of ten seconds: bounded memory, and a middle of a bucket
 that is at most 2.2 % off, within the smallest and the largest duration.
@@ -24,7 +27,7 @@ class Latencies:
     def __init__(self, clock: Callable[[], float], metrics: RequestMetrics, slo: SloConfig) -> None:
         self._clock, self._metrics = clock, metrics
         self.slo = SloWindow(slo)
-        self._queue, self._first, self._between = Histogram(), Histogram(), Histogram()
+        self._prepare, self._queue, self._first, self._between = Histogram(), Histogram(), Histogram(), Histogram()
 
     def retired(self, retirement: Retirement) -> None:
         """Count the first tokens and the gaps of a step."""
@@ -32,8 +35,9 @@ class Latencies:
         for request in retirement.began:
             self._first.add(now - request.arrival_time, 1, now)
             self._metrics.add("first_token", now - request.arrival_time)
-            if request.admitted_time is not None:
-                self._queue.add(request.admitted_time - request.arrival_time, 1, now)
+            self._prepare.add(prepare_s(request), 1, now)
+            if (queued := queue_s(request)) is not None:
+                self._queue.add(queued, 1, now)
         # Most requests of a step had their last token in the same step: a gap is computed once for all of them.
         seen: dict[float, int] = {}
         last, bucket = now, bucket_of(0.0)
@@ -63,19 +67,24 @@ class Latencies:
         """Return the quantiles of this moment."""
         now = self._clock()
         return Latency(
-            queue_s=self._queue.quantiles(now), ttft_s=self._first.quantiles(now),
-            itl_ms=self._between.quantiles(now, 1e3), window_s=SLICE_S * SLICES,
+            prepare_s=self._prepare.quantiles(now), queue_s=self._queue.quantiles(now),
+            ttft_s=self._first.quantiles(now), itl_ms=self._between.quantiles(now, 1e3), window_s=SLICE_S * SLICES,
             slo=self.slo.info(now),
         )  # fmt: skip
 
 
+def prepare_s(request: Request) -> float:
+    """Return the seconds from the arrival of a request to the queue: its text, its tokens, its grammar."""
+    return request.queued_time - request.arrival_time
+
+
 def queue_s(request: Request) -> float | None:
-    """Return the seconds until a request first got blocks; None: not yet."""
-    return None if request.admitted_time is None else request.admitted_time - request.arrival_time
+    """Return the seconds in the queue until a request first got blocks; None: not yet."""
+    return None if request.admitted_time is None else request.admitted_time - request.queued_time
 
 
 def ttft_s(request: Request) -> float | None:
-    """Return the seconds until the first token; None: not yet."""
+    """Return the seconds from the arrival to the first token; None: not yet."""
     return None if request.first_token_time is None else request.first_token_time - request.arrival_time
 
 

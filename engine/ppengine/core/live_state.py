@@ -150,10 +150,12 @@ class LiveState:
                 state.priority = sample.ending.detail.priority
                 entered.owner = sample.ending.info.owner
                 entered.arrival = sample.ending.at - sample.ending.info.took_s
+                entered.queued = entered.arrival + sample.ending.info.prepare_s
             elif request is not None and request.group == output.request:
                 entered.begun = entered.begun or request.slot is not None
                 entered.seed, entered.owner, entered.arrival = request.seed, request.owner, request.arrival_time
                 entered.principal, entered.client = request.principal, request.client
+                entered.queued = request.queued_time
                 state.priority, state.held_by = request.priority, request.held_by
                 state.admitted, state.first_token = request.admitted_time, request.first_token_time
             entered.samples.append(state)

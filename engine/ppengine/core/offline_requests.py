@@ -141,7 +141,9 @@ class OfflineRequests:
         for number, (verb, ids) in enumerate(zip(message.submissions, tokens, strict=True), message.first):
             try:
                 check_ids_alone(verb, stops=False)
-                group = self._submissions.requests(verb, owner=owner, client=message.client, tokens=ids)
+                group = self._submissions.requests(
+                    verb, owner=owner, client=message.client, tokens=ids, arrived=message.arrived
+                )  # fmt: skip
                 scheduler.admission.check(group)
             except (DoesNotFit, ValueError) as problem:
                 raise ValueError(f"prompt {number}: {problem}") from None

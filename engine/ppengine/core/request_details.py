@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from ppengine.core.journal_records import Entered
-from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
+from ppengine.core.latencies import itl_ms, itl_quantiles_ms, prepare_s, queue_s, ttft_s
 from ppengine.core.output_state import Ending, Output
 from ppengine.core.scheduler import Scheduler, wait_reasons
 from ppengine.core.scheduler.request import Request
@@ -47,7 +47,8 @@ def restored_ending(entered: Entered, index: int, info: FinishedInfo) -> Ending:
         id=info.id, owner=info.owner, state="finished", why=info.ending, prompt_tokens=info.prompt_tokens,
         output_tokens=info.output_tokens, computed_tokens=0, cached_tokens=0, block_table=[], shared_blocks=[],
         host_blocks=[], in_flight=[], sampling=entered.sampling, revision=0, age_s=info.took_s,
-        queued_s=info.queue_s, first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
+        prepared_s=info.prepare_s, queued_s=info.queue_s,
+        first_token_s=info.ttft_s, inter_token_ms=info.itl_ms, finished_s=info.took_s,
         preemptions=info.preemptions, swaps=0, priority=entered.samples[index].priority,
         history=history, client=info.client, sources=info.sources,
     )  # fmt: skip
@@ -81,6 +82,7 @@ def finished_info(request: Request, now: float) -> FinishedInfo:
         output_tokens=len(request.output_ids),
         reason=request.finish_reason or "abort",
         by=_author(request),
+        prepare_s=prepare_s(request),
         queue_s=queue_s(request),
         ttft_s=ttft_s(request),
         itl_ms=itl_ms(request, now),
@@ -98,7 +100,7 @@ def timings_of(request: Request, now: float) -> Timings:
     """Return the times of a request that ended at `now` of the scheduler's clock."""
     return Timings(
         request.arrival_time, request.admitted_time, request.first_token_time, now, list(request.phases),
-        request.preemptions,
+        request.preemptions, request.queued_time,
     )  # fmt: skip
 
 
@@ -126,6 +128,7 @@ def _detail(request: Request, now: float) -> RequestDetail:
         sampling=request.sampling,
         revision=request.revision,
         age_s=now - arrival,
+        prepared_s=prepare_s(request),
         queued_s=queue_s(request),
         first_token_s=ttft_s(request),
         inter_token_ms=itl_ms(request, now),

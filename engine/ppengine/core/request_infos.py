@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ppengine.core.latencies import itl_ms, itl_quantiles_ms, queue_s, ttft_s
+from ppengine.core.latencies import itl_ms, itl_quantiles_ms, prepare_s, queue_s, ttft_s
 from ppengine.core.scheduler import Scheduler
 from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.wait_reasons import Reasons
@@ -32,6 +32,7 @@ def request_infos(scheduler: Scheduler, requests: Iterable[Request], now: float)
             preemptions=request.preemptions,
             finish_reason=request.finish_reason,
             priority=request.priority,
+            prepare_s=prepare_s(request),
             queue_s=queue_s(request),
             ttft_s=ttft_s(request),
             itl_ms=itl_ms(request, now),

@@ -55,9 +55,9 @@ class RequestMetrics:
     def __init__(self, max_model_len: int) -> None:
         lengths = length_edges(max_model_len)
         edges: dict[str, Sequence[float]] = {
-            "first_token": _FIRST, "between_tokens": _BETWEEN, "between_tokens_fine": _FINE, "queue": _WHOLE,
-            "whole": _WHOLE, "prefill": _WHOLE, "decode": _WHOLE, "inference": _WHOLE, "per_token": _BETWEEN,
-            "prompt_tokens": lengths, "output_tokens": lengths, "max_output_tokens": lengths,
+            "first_token": _FIRST, "between_tokens": _BETWEEN, "between_tokens_fine": _FINE, "prepare": _FIRST,
+            "queue": _WHOLE, "whole": _WHOLE, "prefill": _WHOLE, "decode": _WHOLE, "inference": _WHOLE,
+            "per_token": _BETWEEN, "prompt_tokens": lengths, "output_tokens": lengths, "max_output_tokens": lengths,
             "computed_prompt_tokens": lengths, "step_tokens": _STEP_TOKENS, "lookup": _FIRST,
         }  # fmt: skip
         self.histograms = {name: BucketCounts(each) for name, each in edges.items()}
@@ -80,12 +80,13 @@ class RequestMetrics:
         self.constrained += request.constrained
         outputs = len(request.output_ids)
         self.add("whole", now - request.arrival_time)
+        self.add("prepare", request.queued_time - request.arrival_time)
         self.add("prompt_tokens", request.num_prompt)
         self.add("output_tokens", outputs)
         self.add("max_output_tokens", request.max_tokens)
         admitted, first = request.admitted_time, request.first_token_time
         if admitted is not None:
-            self.add("queue", admitted - request.arrival_time)
+            self.add("queue", admitted - request.queued_time)
             self.add("inference", now - admitted)
         if admitted is not None and first is not None:
             self.add("prefill", first - admitted)

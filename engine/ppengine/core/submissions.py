@@ -33,11 +33,13 @@ class Submissions:
         self._first_name = secrets.randbits(16)
 
     def requests(
-        self, verb: Submit, owner: str, principal: str = OWNER, client: str = "", tokens: TokenIds | None = None
-    ) -> list[Request]:
+        self, verb: Submit, owner: str, principal: str = OWNER, client: str = "", tokens: TokenIds | None = None,
+        arrived: float = 0.0,
+    ) -> list[Request]:  # fmt: skip
         """Return the requests of a submission. `owner` is the user's name, `principal` that of the key.
 
-        `tokens` are those of the prompt, if `verb` has none. Raises ValueError for an invalid submission.
+        `tokens` are those of the prompt, if `verb` has none. `arrived`: when the first process of the engine got it;
+        admission checks that. Raises ValueError for an invalid submission.
         """
         ids, sampling = self._ids(verb, tokens), verb.sampling
         self._check_sampling(sampling)
@@ -48,12 +50,13 @@ class Submissions:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
             id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, principal=principal,
-            client=client, priority=verb.priority,
+            client=client, priority=verb.priority, arrival_time=arrived,
         )  # fmt: skip
         followers = [
             Request(
                 id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner,
                 principal=principal, client=client, priority=verb.priority, sample=index, leader=leader,
+                arrival_time=arrived,
             )
             for index in range(1, sampling.n)
         ]  # fmt: skip

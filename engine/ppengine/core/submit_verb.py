@@ -39,7 +39,9 @@ class SubmitVerb:
             raise CommandError("INVALID", "prompt_logprobs has no place in a console's output; use HTTP or Python")
         if self._health.draining:
             raise CommandError("BUSY", "the engine is draining and takes no new requests; drain --undo ends that")
-        requests = self._submissions.requests(verb, owner=command.by, principal=ownership.principal(command))
+        requests = self._submissions.requests(
+            verb, owner=command.by, principal=ownership.principal(command), arrived=command.arrived
+        )  # fmt: skip
         serving.scheduler.admission.check(requests)
         name, prompt = requests[0].group, len(requests[0].prompt_ids)
 

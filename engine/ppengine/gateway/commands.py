@@ -92,6 +92,7 @@ class CommandDesk:
         command.by = session.user
         command.reason = command.reason[:_REASON_MOST]
         command.principal, command.role = session.principal.name, session.role
+        command.arrived = time.monotonic()
         if not 0 < len(command.id) <= _ID_MOST:
             text = f"a command's id has {len(command.id)} characters; it must be 1 to {_ID_MOST}"
             self._answer(client, Refused(id=command.id[:_ID_MOST], code="INVALID", text=text))

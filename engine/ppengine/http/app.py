@@ -32,7 +32,7 @@ from ppengine.http.messages_answer import MessagesAnswer, TokenCount
 from ppengine.http.messages_fields import CountRequest, MessagesRequest
 from ppengine.http.metrics_text import CONTENT_TYPE, exposition
 from ppengine.http.paths import Handler, Paths, error_form
-from ppengine.http.request_fields import CompletionRequest, decode
+from ppengine.http.request_fields import CompletionRequest, T, decode
 from ppengine.http.responses_answer import ResponsesAnswer
 from ppengine.http.responses_fields import ResponsesRequest
 from ppengine.http.service import Caller, Service
@@ -79,14 +79,14 @@ class Routes:
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""
-        body = decode(await self._bodies.read(request), CompletionRequest)
+        body = await self._body(request, caller, CompletionRequest)
         name, generations = await self._service.complete(body, caller)
         answer = CompletionAnswer(name, self._service, body, generations)
         return GenerationResponse(name, answer, generations, caller.call, events=bool(body.stream))
 
     async def chat(self, request: Request, caller: Caller) -> Response:
         """Answer a chat."""
-        body = decode(await self._bodies.read(request), ChatRequest)
+        body = await self._body(request, caller, ChatRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body, caller)
         answer = ChatAnswer(name, self._service, body, generation, replies)
@@ -94,7 +94,7 @@ class Routes:
 
     async def respond(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of OpenAI's Responses."""
-        body = decode(await self._bodies.read(request), ResponsesRequest)
+        body = await self._body(request, caller, ResponsesRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body.as_chat(), caller, RESPONSES)
         answer = ResponsesAnswer(name, self._service, body, generation, replies)
@@ -102,7 +102,7 @@ class Routes:
 
     async def message(self, request: Request, caller: Caller) -> Response:
         """Answer a chat in the form of Anthropic's Messages."""
-        body = decode(await self._bodies.read(request), MessagesRequest)
+        body = await self._body(request, caller, MessagesRequest)
         with naming(body.names):
             name, generation, replies = await self._service.chat(body.as_chat(), caller, MESSAGES)
         answer = MessagesAnswer(name, self._service, generation, replies)
@@ -112,13 +112,13 @@ class Routes:
 
     async def count(self, request: Request, caller: Caller) -> Response:
         """Return the number of tokens of a message's input."""
-        body = decode(await self._bodies.read(request), CountRequest)
+        body = await self._body(request, caller, CountRequest)
         with naming(body.names):
             return json_response(TokenCount(await self._service.count(body.as_chat())))
 
     async def tokenize(self, request: Request, caller: Caller) -> Response:
         """Return the tokens of a prompt."""
-        body = decode(await self._bodies.read(request), TokenizeRequest)
+        body = await self._body(request, caller, TokenizeRequest)
         ids = await self._service.tokenize(body)
         texts = [self._service.tokenizer.token_text(one) for one in ids] if body.return_token_strs else None
         most = self._service.config.max_model_len
@@ -126,7 +126,7 @@ class Routes:
 
     async def detokenize(self, request: Request, caller: Caller) -> Response:
         """Return the text of tokens."""
-        body = decode(await self._bodies.read(request), DetokenizeRequest)
+        body = await self._body(request, caller, DetokenizeRequest)
         self._service.check_model(body.model)
         self._service.needs_tokenizer("tokens", "there is none to ask")
         if (count := len(body.tokens)) > DETOKENIZE_MOST:
@@ -161,6 +161,12 @@ class Routes:
             return Response("the engine core does not answer", 503, media_type="text/plain")
         text = exposition(self._service.model, self._service.config, await self._service.link.metrics())
         return Response(text, media_type=CONTENT_TYPE)
+
+    async def _body(self, request: Request, caller: Caller, kind: type[T]) -> T:
+        """Read and check the body of a call, which has arrived then. Raises ApiError."""
+        data = await self._bodies.read(request)
+        caller.call.complete()
+        return decode(data, kind)
 
     def _model(self, name: str) -> fields.Model:
         service = self._service

@@ -49,11 +49,12 @@ class Client:
 class Call:
     """One request, from its first byte to the end of its answer."""
 
-    __slots__ = ("_grant", "_sending_since", "began", "client", "closed", "on_close", "times", "trace")
+    __slots__ = ("_grant", "_sending_since", "arrived", "began", "client", "closed", "on_close", "times", "trace")
 
     def __init__(self, client: Client, grant: Grant | None = None) -> None:
         self.client, self._grant = client, grant
-        self.began = time.monotonic()
+        self.began = self.arrived = time.monotonic()
+        """Times of its first byte, and of its last: the pace at which a client sends is no latency of the engine."""
         self.times: dict[int, float] = {}
         """Time of the newest event, by choice."""
         self._sending_since: float | None = None
@@ -69,6 +70,10 @@ class Call:
     def observed(self) -> bool:
         """Whether each token is wanted as it comes, by a trace or by the limits of the key."""
         return self.trace is not None or self._grant is not None
+
+    def complete(self) -> None:
+        """Note that its body has come in full: latencies count from now."""
+        self.arrived = time.monotonic()
 
     def prompt(self, tokens: int) -> None:
         """Count the tokens of its prompts."""
@@ -87,7 +92,7 @@ class Call:
         if before is not None:
             client.itl.add(now - before, 1, now)
         elif not times:
-            client.ttft.add(now - self.began, 1, now)
+            client.ttft.add(now - self.arrived, 1, now)
         times[choice] = now
 
     @contextmanager

@@ -114,10 +114,12 @@ class FrontLink:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def submit(self, submissions: list[Submit], owner: str, client: str) -> tuple[Added, list[Followed]]:
+    async def submit(
+        self, submissions: list[Submit], owner: str, client: str, arrived: float
+    ) -> tuple[Added, list[Followed]]:
         """Queue requests, each with an id of its own: all or none, and none if the answer has an error.
 
-        `client`: name of the API key.
+        `client`: name of the API key. `arrived`: time of the monotonic clock when their call had come.
         """
         if self._ended:
             return Added(nonce=0, requests=[], error=self._ended, later=True), []
@@ -133,7 +135,8 @@ class FrontLink:
             for one, ids in zip(submissions, tokens, strict=True)
         ]
         message = AddMany(
-            nonce=self._number(), session=self._session, submissions=bare, tokens=tokens, owner=owner, client=client
+            nonce=self._number(), session=self._session, submissions=bare, tokens=tokens, owner=owner, client=client,
+            arrived=arrived,
         )  # fmt: skip
         self._adding.add(message.nonce)
         try:

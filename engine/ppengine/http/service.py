@@ -236,7 +236,9 @@ class Service:
             sizes = {one.request or "": len(one.prompt_token_ids or ()) for one in submissions}
             trace.submitted(name, sizes, sampling, bool(request.stream))
         try:
-            answer, followed = await self.link.submit(submissions, _owner(request.user) or caller.name, caller.name)
+            answer, followed = await self.link.submit(
+                submissions, _owner(request.user) or caller.name, caller.name, caller.call.arrived
+            )  # fmt: skip
             if answer.error:
                 raise _refusal(answer, request, len(submissions))
         except BaseException:

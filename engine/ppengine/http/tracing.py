@@ -244,7 +244,8 @@ def _times(timings: Timings) -> Iterator[tuple[str, float, float, str]]:
     """Yield name, beginning, end and cause of each child span."""
     ended = timings.ended
     admitted = ended if timings.admitted is None else timings.admitted
-    yield "queue", timings.arrival, admitted, ""
+    yield "prepare", timings.arrival, timings.queued, ""
+    yield "queue", timings.queued, admitted, ""
     if timings.admitted is not None:
         first = ended if timings.first_token is None else timings.first_token
         yield "prefill", admitted, first, ""

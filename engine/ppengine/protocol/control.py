@@ -93,6 +93,8 @@ class Command(msgspec.Struct, tag="command", kw_only=True):
     """Name of the key that it came with; the gateway fills it in. Empty: of the engine's own user."""
     role: Role = "admin"
     """Role of that key; the gateway fills it in."""
+    arrived: float = 0.0
+    """Time when the gateway got it, of the monotonic clock of its host; the gateway fills it in. 0: not known."""
 
 
 ErrorCode = Literal[

@@ -23,7 +23,7 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     ended_s: float
     """Seconds since the end; 0 in an event."""
     took_s: float
-    """Seconds from submission to the end."""
+    """Seconds from arrival to the end."""
     prompt_tokens: int
     """Number of prompt tokens."""
     output_tokens: int
@@ -32,10 +32,12 @@ class FinishedInfo(msgspec.Struct, kw_only=True):
     """Finish reason: `stop`, `length`, `abort`, `lost`, ..."""
     by: str = ""
     """Author of its abort; empty: not aborted, or by no operator."""
+    prepare_s: float = 0.0
+    """Seconds from arrival to the queue: the HTTP process or the gateway, chat template, tokens, grammar."""
     queue_s: float | None = None
-    """Seconds until it first got blocks; None: it never did."""
+    """Seconds in the queue until it first got blocks; None: it never did."""
     ttft_s: float | None = None
-    """Seconds until its first token; None: it had none."""
+    """Seconds from arrival to its first token; None: it had none."""
     itl_ms: float | None = None
     """Mean milliseconds between its tokens; None with fewer than two."""
     itl_p50_ms: float | None = None

@@ -18,7 +18,7 @@ from ppengine.protocol.tiers import PromptSources
 
 
 class RequestDetail(msgspec.Struct, kw_only=True):
-    """Drill-down of one request. Times are seconds since submission; None: not yet."""
+    """Drill-down of one request. Times are seconds since its arrival at the engine; None: not yet."""
 
     id: str
     owner: str
@@ -35,7 +35,10 @@ class RequestDetail(msgspec.Struct, kw_only=True):
     sampling: SamplingParams
     revision: int
     age_s: float
+    prepared_s: float = 0.0
+    """Seconds from arrival to the queue: the HTTP process or the gateway, chat template, tokens, grammar."""
     queued_s: float | None = None
+    """Seconds in the queue until it first got blocks."""
     first_token_s: float | None = None
     finished_s: float | None = None
     inter_token_ms: float | None = None

@@ -44,6 +44,8 @@ class AddMany(msgspec.Struct, tag="add-many", kw_only=True):
     """Check the prompts alone: none is queued, and the answer has no ids."""
     tokens: list[TokenIds] = []
     """Token ids of the prompts, if not in the submissions: one array each. Many are long lists."""
+    arrived: float = 0.0
+    """Time when the session got their call in full, of the monotonic clock of the host. 0: not known."""
 
 
 class Added(msgspec.Struct, tag="added", kw_only=True):

@@ -131,10 +131,12 @@ class RequestInfo(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     priority: int = 0
     """The smaller starts first of the requests that wait."""
+    prepare_s: float = 0.0
+    """Seconds from arrival to the queue: the HTTP process or the gateway, chat template, tokens, grammar."""
     queue_s: float | None = None
-    """Seconds until it first got blocks; null before."""
+    """Seconds in the queue until it first got blocks; null before."""
     ttft_s: float | None = None
-    """Seconds until its first token; null before."""
+    """Seconds from arrival to its first token; null before."""
     itl_ms: float | None = None
     """Mean milliseconds between its tokens up to now; null before the second."""
     itl_p99_ms: float | None = None
@@ -190,10 +192,12 @@ class SloInfo(msgspec.Struct, kw_only=True):
 class Latency(msgspec.Struct, kw_only=True):
     """Latencies of all requests over the last five minutes."""
 
+    prepare_s: Quantiles = msgspec.field(default_factory=Quantiles)
+    """Seconds from arrival to the queue, counted at the first token."""
     queue_s: Quantiles = msgspec.field(default_factory=Quantiles)
-    """Seconds from submission to the first blocks, counted at the first token."""
+    """Seconds in the queue until the first blocks, counted at the first token."""
     ttft_s: Quantiles = msgspec.field(default_factory=Quantiles)
-    """Seconds from submission to the first token."""
+    """Seconds from arrival to the first token."""
     itl_ms: Quantiles = msgspec.field(default_factory=Quantiles)
     """Milliseconds between two tokens of a request."""
     window_s: float = 300.0

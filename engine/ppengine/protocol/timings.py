@@ -24,7 +24,7 @@ class Timings(msgspec.Struct, array_like=True):
     """One sample of a request."""
 
     arrival: float
-    """Its submission."""
+    """Its arrival at the first process of the engine."""
     admitted: float | None
     """Its first blocks; None: it never had any."""
     first_token: float | None
@@ -32,3 +32,5 @@ class Timings(msgspec.Struct, array_like=True):
     phases: list[Phase]
     """In order of their beginnings; the oldest are dropped first."""
     preemptions: int
+    queued: float
+    """Its arrival in the queue of the core."""

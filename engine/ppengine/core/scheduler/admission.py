@@ -11,6 +11,9 @@ from ppengine.core.scheduler.request import Request
 from ppengine.core.scheduler.request_queues import RequestQueues
 from ppengine.core.scheduler.results import DoesNotFit
 
+ARRIVAL_MOST_S = 600.0
+"""Most seconds between the arrival of a request at the engine and the queue."""
+
 
 @dataclass(eq=False)
 class Admission:
@@ -33,10 +36,16 @@ class Admission:
             self._check_blocks(request)
 
     def resolve(self, request: Request) -> None:
-        """Set the arrival, token limit and stop tokens of a request that was checked."""
+        """Set the arrival, token limit and stop tokens of a request that was checked.
+
+        Times of arrival come from other processes. One in the future, or more than `ARRIVAL_MOST_S` ago, counts for
+        nothing: such a request arrives now. So no client can make a latency negative or absurd.
+        """
         now = self._clock()
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
-        request.arrival_time = request.arrival_time or now
+        request.queued_time = now
+        if not 0.0 <= now - request.arrival_time <= ARRIVAL_MOST_S:
+            request.arrival_time = now
         self.limit(request)
         request.note(now, "submitted > waiting")
 

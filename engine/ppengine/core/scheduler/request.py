@@ -48,7 +48,9 @@ class Request:
     leader: Request | None = None
     """Sample 0 of the same prompt; None for sample 0."""
     arrival_time: float = 0.0
-
+    """Time when the first process of the engine got it: an HTTP process, or the gateway."""
+    queued_time: float = 0.0
+    """Time when it first came into the queue of a core, with its tokens and its grammar."""
     priority: int = 0
     arrival: int = 0
     """Number in order of arrival, counted by the scheduler."""
