@@ -77,12 +77,13 @@ class World:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    def add(self, prompt, *, n=1, seed=0, name=None, priority=0, **sampling):
+    def add(self, prompt, *, n=1, seed=0, name=None, priority=0, salt="", **sampling):
         """Add one prompt with `n` samples; return the requests."""
         sampling.setdefault("max_tokens", 8)
         params = SamplingParams(n=n, **sampling)
         name = name or f"r{len(self.all)}"
         fields = {"prompt_ids": list(prompt), "sampling": params, "seed": seed, "priority": priority}
+        fields["cache_salt"] = salt
         leader = Request(id=name, **fields)
         group = [leader] + [Request(id=f"{name}.{i}", sample=i, leader=leader, **fields) for i in range(1, n)]
         self.scheduler.admit(group)
@@ -336,10 +337,12 @@ class World:
 class Driver:
     """Random operations on a world, from one seed."""
 
-    def __init__(self, seed, *, constrained=False, **world):
+    def __init__(self, seed, *, constrained=False, salts=("",), **world):
         self.constrained = constrained
         """Whether half of the requests are."""
         self.random = random.Random(seed)
+        self.salts, self.salting = salts, random.Random(seed)
+        """Salts of prompts, drawn apart: all else is drawn as without them."""
         self.world = World(**world)
         self.start_blocks = self.world.scheduler.blocks.device.size
         self.counts: Counter = Counter()
@@ -406,6 +409,7 @@ class Driver:
                 min_tokens=0 if constrained else draw.choice([0, 0, min(3, tokens)]), stop_token_ids=stop_ids,
                 structured_outputs=CONSTRAINED if constrained else None,
                 ignore_eos=draw.random() < 0.3, priority=draw.choice([0, 0, 0, -1, 3]),
+                salt=self.salting.choice(self.salts),
             )  # fmt: skip
             self.counts["add"] += 1
         except DoesNotFit as refusal:

@@ -183,7 +183,7 @@ def test_defaults_of_other_servers_are_taken(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("verbosity", "low"), ("chat_template", "{{ 1 }}"), ("cache_salt", "x"), ("use_beam_search", True)],
+    [("verbosity", "low"), ("chat_template", "{{ 1 }}"), ("use_beam_search", True)],
 )
 def test_values_that_change_something_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ApiError, match="this server does not have it") as caught:

@@ -152,8 +152,9 @@ def test_blocks_entered_before_they_are_computed_are_caught(monkeypatch):
         for index, digest in enumerate(request.full_digests(request.num_tokens // self.block_size, self.block_size)):
             self.device.enter(request.blocks[index], digest)
 
+    # Steps are small: one that computes a whole prompt also writes its blocks before any other step reads them.
     with pytest.raises(WrongRead):
-        hunt(BlockTables, "allocate", eager, monkeypatch)
+        hunt(BlockTables, "allocate", eager, monkeypatch, max_num_batched_tokens=8)
 
 
 HOST_CACHE = {"num_host_blocks": 30, "host_cache": HostLimits(2, 1, 4)}

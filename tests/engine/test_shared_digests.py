@@ -10,8 +10,19 @@ from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import compact
 
 
-def request(ids: list[int]) -> Request:
-    return Request(id="r", prompt_ids=compact(ids), sampling=SamplingParams(), seed=0)
+def request(ids: list[int], salt: str = "") -> Request:
+    return Request(id="r", prompt_ids=compact(ids), sampling=SamplingParams(), seed=0, cache_salt=salt)
+
+
+def test_a_prompt_with_another_salt_takes_over_none() -> None:
+    shared, ids = SharedDigests(4), list(range(16))
+    for salt in ("", "a", "b"):
+        first, second = request(ids, salt), request(ids, salt)
+        shared.take(first)
+        assert not first.digests
+        first.full_digests(4, 4)
+        shared.take(second)
+        assert second.digests == first.digests
 
 
 @pytest.mark.parametrize("equal", range(45))

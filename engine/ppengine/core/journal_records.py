@@ -63,6 +63,8 @@ class Entered(msgspec.Struct, array_like=True, tag=1):
     """Name of the API key with which it came."""
     queued: float = 0.0
     """Time when it first came into the queue."""
+    cache_salt: str = ""
+    """Salt of its blocks; empty: it has none."""
 
 
 class Tokens(msgspec.Struct, array_like=True, tag=2):

@@ -77,10 +77,11 @@ class JournalWriter:
             name=leader.group, session=session, first=leader.arrival, prompt_ids=leader.prompt_ids,
             sampling=leader.sampling, seed=leader.seed, owner=leader.owner, arrival=leader.arrival_time,
             priority=leader.priority, principal=leader.principal, client=leader.client,
-            queued=leader.queued_time,
+            queued=leader.queued_time, cache_salt=leader.cache_salt,
         )  # fmt: skip
         if not self.full:
             record.prompt_ids, record.sampling = compact(), SamplingParams(n=leader.sampling.n)
+            record.cache_salt = ""
         self._note(record)
 
     def tokens(self, retirement: Retirement, step: int, now: float) -> None:

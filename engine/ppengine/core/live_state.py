@@ -156,6 +156,7 @@ class LiveState:
                 entered.seed, entered.owner, entered.arrival = request.seed, request.owner, request.arrival_time
                 entered.principal, entered.client = request.principal, request.client
                 entered.queued = request.queued_time
+                entered.cache_salt = request.cache_salt if self._full else ""
                 state.priority, state.held_by = request.priority, request.held_by
                 state.admitted, state.first_token = request.admitted_time, request.first_token_time
             entered.samples.append(state)

@@ -50,13 +50,13 @@ class Submissions:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         leader = Request(
             id=name, prompt_ids=ids, sampling=sampling, seed=seed, owner=owner, principal=principal,
-            client=client, priority=verb.priority, arrival_time=arrived,
+            client=client, priority=verb.priority, arrival_time=arrived, cache_salt=verb.cache_salt or "",
         )  # fmt: skip
         followers = [
             Request(
                 id=f"{name}.{index}", prompt_ids=ids, sampling=sampling, seed=seed, owner=owner,
                 principal=principal, client=client, priority=verb.priority, sample=index, leader=leader,
-                arrival_time=arrived,
+                arrival_time=arrived, cache_salt=verb.cache_salt or "",
             )
             for index in range(1, sampling.n)
         ]  # fmt: skip

@@ -180,7 +180,7 @@ def _requests(entered: Entered) -> list[Request]:
             Request(
                 id=sample_id(entered.name, index), prompt_ids=entered.prompt_ids, sampling=entered.sampling,
                 seed=entered.seed, owner=entered.owner, principal=entered.principal, client=entered.client,
-                sample=index,
+                sample=index, cache_salt=entered.cache_salt,
                 leader=made[0] if made else None,
                 arrival_time=entered.arrival, queued_time=entered.queued, arrival=entered.first + index,
                 priority=sample.priority,

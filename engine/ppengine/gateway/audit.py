@@ -229,7 +229,7 @@ def _arguments(command: Command) -> dict[str, Any]:
     if isinstance(command.verb, StoreAdd):
         arguments["url"] = without_secrets(command.verb.url)
     if isinstance(command.verb, Submit):
-        for field in ("prompt", "prompt_token_ids"):
+        for field in ("prompt", "prompt_token_ids", "cache_salt"):
             value = arguments.pop(field, None)
             if value is not None:
                 arguments[f"{field}_length"] = len(value)

@@ -15,7 +15,6 @@ _IGNORED = frozenset({
 _NO_OP: dict[str, tuple[object, ...]] = {
     "add_special_tokens": (False,),
     "audio": (),
-    "cache_salt": (),
     "chat_template": (),
     "continue_final_message": (False,),
     "detokenize": (True,),

@@ -141,6 +141,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
 
     def as_chat(self) -> ChatRequest:
         """Return the same request as a chat. Raises ApiError."""
@@ -148,6 +149,7 @@ class MessagesRequest(CountRequest, kw_only=True):
             super().as_chat(), max_tokens=self.max_tokens, stop=self.stop_sequences, stream=self.stream,
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
             repetition_penalty=self.repetition_penalty, ignore_eos=self.ignore_eos, priority=self.priority,
+            cache_salt=self.cache_salt,
         )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ class CommonFields(StructuredFields, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     best_of: int | None = None
     prompt_logprobs: int | None = None
     request_id: str | None = None

@@ -126,6 +126,7 @@ class ResponsesRequest(Body, kw_only=True):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def functions(self) -> list[ResponsesTool]:
@@ -153,7 +154,8 @@ class ResponsesRequest(Body, kw_only=True):
             model=self.model, messages=self._messages(), max_completion_tokens=self.max_output_tokens,
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
             repetition_penalty=self.repetition_penalty, min_tokens=self.min_tokens, ignore_eos=self.ignore_eos,
-            stream=self.stream, user=self.user, priority=self.priority, chat_template_kwargs=self.chat_template_kwargs,
+            stream=self.stream, user=self.user, priority=self.priority,
+            cache_salt=self.cache_salt, chat_template_kwargs=self.chat_template_kwargs,
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             tools=tools or None, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls,
             response_format=None if self.text is None or self.text.format is None else self.text.format.as_chat(),

@@ -208,11 +208,14 @@ class Service:
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         try:
             submissions = [
-                Submit(prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0)
+                Submit(
+                    prompt_token_ids=ids, sampling=sampling, request=one, priority=request.priority or 0,
+                    cache_salt=request.cache_salt,
+                )
                 for one, ids in zip(names, prompts, strict=True)
-            ]
+            ]  # fmt: skip
         except ValueError as error:
-            raise invalid(str(error), "priority") from None
+            raise invalid(str(error), str(error).split(" ", 1)[0]) from None
         spoken = self.tokenizer.special_texts if request.skip_special_tokens is False else spoken or {}
         followed = await self._submit(name, submissions, request, sampling, caller)
         caller.call.prompt(sum(map(len, prompts)))

@@ -11,7 +11,7 @@ from ppengine.protocol.frames import check_utf8
 from ppengine.protocol.kinds import check_kind
 from ppengine.protocol.sampling import SamplingParams
 from ppengine.protocol.token_ids import TokenIds, compact, compact_if_good
-from ppengine.protocol.verbs import Submit
+from ppengine.protocol.verbs import Submit, check_salt
 
 PORTION_CHARACTERS = 100_000
 """Characters that are tokenized before the engine begins with them: a million take half a second."""
@@ -25,6 +25,8 @@ class TextPrompt(TypedDict):
     """A prompt that is a text."""
 
     prompt: str
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share cached blocks."""
 
 
 class TokensPrompt(TypedDict):
@@ -33,6 +35,8 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     """Its text, for `RequestOutput.prompt` alone."""
+    cache_salt: NotRequired[str | None]
+    """Only prompts with the same salt share cached blocks."""
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt
@@ -99,7 +103,7 @@ def content_of(prompt: object) -> tuple[Any, Any]:
         return prompt, None
     if isinstance(prompt, list):
         return None, prompt
-    if isinstance(prompt, Mapping) and prompt.keys() <= {"prompt", "prompt_token_ids"}:
+    if isinstance(prompt, Mapping) and prompt.keys() <= {"prompt", "prompt_token_ids", "cache_salt"}:
         return prompt.get("prompt"), prompt.get("prompt_token_ids")
     return None, None
 
@@ -140,6 +144,8 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
         raise ValueError(f"prompt {number}: a prompt is {KINDS}, not {str(prompt)[:80]}")
     if text is not None:
         check_utf8(f"prompt {number}", text)
+    if isinstance(prompt, Mapping) and (salt := prompt.get("cache_salt")) is not None:
+        fields["cache_salt"] = _checked_salt(number, salt)
     if ids is None:
         return Submission(Submit(**fields), compact(), text, is_text=True)
     try:
@@ -153,3 +159,14 @@ def _submission(number: int, prompt: Prompt, **fields: Any) -> Submission:
         # No message has such a number. The core names others that are not in the vocabulary.
         raise ValueError(f"prompt {number}: token id {str(wrong)[:80]} is not in the vocabulary")
     return Submission(Submit(prompt_token_ids=numbers, **fields), compact(), text, is_text=False)
+
+
+def _checked_salt(number: int, salt: object) -> str:
+    """Return the salt of a prompt. Raises ValueError with the prompt's number."""
+    try:
+        check_kind("cache_salt", salt, str)
+        check_utf8("cache_salt", str(salt))
+        check_salt(str(salt))
+    except ValueError as error:
+        raise ValueError(f"prompt {number}: {error}") from None
+    return str(salt)

@@ -18,6 +18,8 @@ PRIORITY_MOST = 2**31 - 1
 CLIENT_MOST = 64
 """Characters of the name of an API key."""
 _LIMIT = re.compile(r"[1-9][0-9]{0,5}(/min)?")
+SALT_MOST = 1024
+"""Characters of a salt."""
 MANY_MOST = 1000
 """Most requests of one command."""
 
@@ -34,10 +36,14 @@ class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=T
     chat: bool = False
     priority: int = 0
     """Requests wait by priority, the smaller first, then by arrival."""
+    cache_salt: str | None = None
+    """Only prompts with the same salt share cached blocks. None: they share those of all prompts without one."""
 
     def __post_init__(self) -> None:
-        """Check the priority."""
+        """Check the priority and the salt."""
         _check_priority(self.priority)
+        if self.cache_salt is not None:
+            check_salt(self.cache_salt)
 
 
 class Abort(msgspec.Struct, tag="abort", kw_only=True, forbid_unknown_fields=True):
@@ -259,6 +265,12 @@ Verb = (
 
 MESSAGES: dict[str, type[Verb]] = {message.__struct_config__.tag: message for message in get_args(Verb)}
 """The message of each verb by name."""
+
+
+def check_salt(salt: str) -> None:
+    """Raise ValueError for an empty or a long salt. The text has no part of it: it is a secret."""
+    if not 1 <= len(salt) <= SALT_MOST:
+        raise ValueError(f"cache_salt has {len(salt)} characters; it must be a text of 1 to {SALT_MOST}")
 
 
 def _check_priority(priority: int) -> None:

@@ -25,6 +25,11 @@ FORCED_MOST = 64
 _TOKEN_BYTES = array("q").itemsize
 
 
+def salt_digest(salt: str) -> bytes:
+    """Return the 16 bytes before the first block of prompts with a salt. No block has them as its own digest."""
+    return blake2b(salt.encode(), digest_size=16, person=b"cache_salt").digest()
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One continuation of a prompt. Only the scheduler changes it after its admission.
@@ -42,6 +47,8 @@ class Request:
     """User or session that submitted it, by the name that it gave."""
     principal: str = OWNER
     """Name of the key that submitted it: other keys need an override."""
+    cache_salt: str = ""
+    """Only requests with the same one share cached blocks; empty: those without one do."""
     client: str = ""
     """Name of the API key of the HTTP port with which it came; empty: it came otherwise."""
     sample: int = 0
@@ -110,6 +117,8 @@ class Request:
     """Step of its row whose mask has not come; 0: there is none."""
     registered: int = 0
     """Tokens that the stages know since its last start."""
+    digest_root: bytes = field(init=False)
+    """Start of its chain of digests: the salt's, empty without one."""
     digests: list[bytes] = field(default_factory=list)
     last_step: int = 0
     """Step number of its last row that samples."""
@@ -122,6 +131,7 @@ class Request:
         """Keep values that each token needs."""
         self.prompt_ids = compact(self.prompt_ids)
         self.group = self.id if self.leader is None else self.leader.id
+        self.digest_root = salt_digest(self.cache_salt) if self.cache_salt else b""
         self.constrained = self.sampling.structured_outputs is not None
 
     def may_sample(self, most_pending: int) -> bool:
@@ -183,7 +193,8 @@ class Request:
     def full_digests(self, count: int, block_size: int) -> list[bytes]:
         """Return the digests of its first `count` full blocks; all their tokens must be known.
 
-        A digest has 16 bytes. It is of the digest before it and of the block's tokens, 8 bytes each.
+        A digest has 16 bytes. It is of the digest before it and of the block's tokens, 8 bytes each. The salt's is
+        before the first, so no block is found by a request with another salt: on the device, the host or a backend.
         """
         digests = self.digests
         known = len(digests)
@@ -193,7 +204,7 @@ class Request:
             whole = end <= len(self.prompt_ids)
             content = bytes(wide(self.prompt_ids[start:end]) if whole else array("q", self.tokens(start, end)))
             width = block_size * _TOKEN_BYTES
-            digest = digests[-1] if digests else b""
+            digest = digests[-1] if digests else self.digest_root
             for start in range(0, len(content), width):
                 digest = blake2b(digest + content[start : start + width], digest_size=16).digest()
                 digests.append(digest)

@@ -6,23 +6,23 @@ from ppengine.core.scheduler.request import Request
 from ppengine.protocol.token_ids import TokenIds
 
 KEPT_MOST = 64
-"""Prompts whose digests are known, one for each first block."""
+"""Prompts whose digests are known, one for each salt and first block."""
 
 
 class SharedDigests:
-    """The newest prompt for each first block, with its digests."""
+    """The newest prompt for each salt and first block, with its digests."""
 
     def __init__(self, block_size: int) -> None:
         self._size = block_size
         self._known: dict[bytes, tuple[TokenIds, list[bytes]]] = {}
-        """By the bytes of the first block, the oldest entry first."""
+        """By the digest of the salt and the bytes of the first block, the oldest entry first."""
 
     def take(self, request: Request) -> None:
         """Give a request without digests those of its shared prefix; note its prompt for later ones."""
         prompt = request.prompt_ids
         if request.digests or len(prompt) < self._size:
             return
-        first = prompt[: self._size].tobytes()
+        first = request.digest_root + prompt[: self._size].tobytes()
         known = self._known.pop(first, None)
         if known is not None:
             request.digests = known[1][: self._shared(prompt, *known)]
