@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteLevel
 
@@ -44,6 +45,8 @@ class Tokenizer:
 
         A byte-level vocabulary joins the bytes of tokens, so a token of whole characters has one text.
         """
+        self.known_json: dict[int, tuple[bytes, int]] = {}
+        """Answers of `fixed_json`, as far as they are known."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -109,6 +112,14 @@ class Tokenizer:
             text = self.decode([token])
             if text and _UNFINISHED not in text:
                 known = self.fixed_texts[token] = text
+        return known
+
+    def fixed_json(self, token: int) -> tuple[bytes, int] | None:
+        """Return `fixed_text` as JSON, and its length in characters."""
+        text = self.fixed_text(token)
+        if text is None:
+            return None
+        known = self.known_json[token] = msgspec.json.encode(text), len(text)
         return known
 
     def is_silent(self, token: int) -> bool:

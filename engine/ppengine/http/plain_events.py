@@ -7,22 +7,25 @@ such an event needs, and counts by itself. The other objects of the stream get t
 from __future__ import annotations
 
 import asyncio
-
-import msgspec
+import functools
 
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation
 from ppengine.http.outbox import Outbox, Writer
 
-_encode = msgspec.json.Encoder().encode
+
+@functools.cache
+def _size_line(size: int) -> bytes:
+    """Return the line before a chunk of `size` bytes. Texts of tokens have few sizes."""
+    return b"%x\r\n" % size
 
 
 class PlainEvents:
     """Takes the single tokens of a request with one sample; each has the same text in any output."""
 
     __slots__ = (
-        "_at", "_begun", "_call", "_characters", "_choice", "_client", "_generation", "_head", "_known", "_size",
-        "_tail", "_texts", "_tokenizer", "_transport", "_waiting", "_writer",
+        "_at", "_begun", "_call", "_characters", "_choice", "_client", "_generation", "_head", "_json", "_known",
+        "_size", "_tail", "_tokenizer", "_transport", "_waiting", "_writer",
     )  # fmt: skip
 
     def __init__(
@@ -31,11 +34,10 @@ class PlainEvents:
     ) -> None:  # fmt: skip
         """`generation` is even. `frame`: the bytes around a text. `writer` may be filled by the events."""
         self._generation, self._call, self._client = generation, call, call.client
-        assert generation.tokenizer.fixed_texts is not None, "the generation is even"
-        self._tokenizer, self._texts = generation.tokenizer, generation.tokenizer.fixed_texts
+        self._tokenizer, self._json = generation.tokenizer, generation.tokenizer.known_json
         self._transport, self._waiting, self._writer = transport, outbox.waiting, writer
-        self._head, self._tail = frame
-        self._size = len(self._head) + len(self._tail)
+        self._head, tail = frame
+        self._size, self._tail = len(self._head) + len(tail), tail + b"\r\n"
         self._choice = generation.first
         self._begun = self._known = generation.followed.counts[0]
         self._characters = 0
@@ -48,21 +50,25 @@ class PlainEvents:
         """
         if offset != self._known:
             return False
-        try:
-            text = self._texts.get(token) or self._tokenizer.fixed_text(token)
-            body = _encode(text)
-        except Exception:  # noqa: BLE001  # The next reader fails at it too, and that ends this request alone.
-            return False
-        if text is None:
-            return False
-        self._known += 1
-        self._characters += len(text)
+        known = self._json.get(token)
+        if known is None:
+            try:
+                known = self._tokenizer.fixed_json(token)
+            except Exception:  # noqa: BLE001  # The next reader fails at it too, and that ends this request alone.
+                return False
+            if known is None:
+                return False
+        text, characters = known
+        self._known = offset + 1
+        self._characters += characters
         client, before = self._client, self._at
         if client.now != now:
             client.turn(now)
-        client.between[before] = client.between.get(before, 0) + 1
+        between = client.between
+        between[before] = between.get(before, 0) + 1
         self._at = now
-        chunk = b"%x\r\n%b%b%b\r\n" % (self._size + len(body), self._head, body, self._tail)
+        # A format would take twice as long.
+        chunk = b"".join((_size_line(self._size + len(text)), self._head, text, self._tail))
         self._waiting.append((self._transport, chunk, self._writer))
         return True
 
