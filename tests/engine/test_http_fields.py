@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from http_world import ASK, world
 from ppengine.common.config import ConfigError, Profile
-from ppengine.common.http_address import parse_http
+from ppengine.common.http_address import parse_http, takes_connections
 from ppengine.common.profile_sections import ModelConfig
 from ppengine.http import service
 from ppengine.http.api_errors import ApiError
@@ -284,19 +284,20 @@ def test_other_hosts_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_port_that_is_held_takes_no_connection_until_a_process_listens() -> None:
     with http_port.reserve(parse_http("127.0.0.1:0")) as held:
         address = parse_http("127.0.0.1:0")._replace(port=held.getsockname()[1])
-        assert not http_port.takes_connections(address)
+        assert not takes_connections(address)
         held.listen()
-        assert http_port.takes_connections(address)
+        assert takes_connections(address)
 
 
 def test_a_port_is_held_and_shared_with_the_processes_alone() -> None:
     import socket
 
-    from ppengine.http.__main__ import listen
+    from ppengine.http.listener import listen
 
     with http_port.reserve(parse_http("127.0.0.1:0")) as held:
         port = held.getsockname()[1]
-        with listen(parse_http(f"127.0.0.1:{port}")), listen(parse_http(f"127.0.0.1:{port}")):
+        address = parse_http(f"127.0.0.1:{port}")
+        with listen(address, keys=False), listen(address, keys=False):
             with socket.create_connection(("127.0.0.1", port), 5):
                 pass
             with pytest.raises(OSError, match="in use"):
@@ -308,11 +309,11 @@ def test_a_port_is_held_and_shared_with_the_processes_alone() -> None:
 def test_a_port_whose_old_connections_the_kernel_keeps_is_free() -> None:
     import socket
 
-    from ppengine.http.__main__ import listen
+    from ppengine.http.listener import listen
 
     with http_port.reserve(parse_http("127.0.0.1:0")) as held:
         port = held.getsockname()[1]
-        listener = listen(parse_http(f"127.0.0.1:{port}"))
+        listener = listen(parse_http(f"127.0.0.1:{port}"), keys=False)
         listener.setblocking(True)
         with listener, socket.create_connection(("127.0.0.1", port), 5) as client:
             listener.accept()[0].close()  # The side that closes first keeps the address, in TIME_WAIT.

@@ -31,7 +31,7 @@ _NOTED_S = 5.0
 @click.option("--listen", metavar="tcp://IP:PORT", help="Also for consoles on other hosts, whose keys are allowed.")
 @click.option(
     "--http",
-    metavar="[HOST:PORT]",
+    metavar="[HOST:PORT|unix:/PATH]",
     is_flag=False,
     flag_value="127.0.0.1:8000",
     help="Serve OpenAI's API there; 127.0.0.1:8000 without an address.",

@@ -55,6 +55,7 @@ OTHERS = {
     "--tokenizer": "the tokenizer is the checkpoint's: tokenizer.json in its folder",
     "--tool-call-parser": "it is --tool-parser NAME",
     "--trust-remote-code": "code from checkpoints never runs",
+    "--uds": "it is --http unix:/PATH",
 }
 """Other flags, each with its counterpart or the reason why there is none."""
 

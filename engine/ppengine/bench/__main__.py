@@ -76,7 +76,7 @@ def parse() -> argparse.Namespace:
     online.add_argument(
         "--load", type=rate, nargs="+", default=[], metavar="%", help="of the highest rate: 50 80 95 by default"
     )
-    online.add_argument("--url", metavar="http://HOST:PORT", help="a server that runs, of any kind")
+    online.add_argument("--url", metavar="http://HOST:PORT|unix:/PATH", help="a server that runs, of any kind")
     online.add_argument("--slo", metavar="ttft_ms=X,itl_ms=Y", help="limits of a good request; tpot_ms, e2e_ms too")
     online.add_argument("--beside-args", default="", metavar="WORDS", help="added to the command of vllm serve")
     parser.add_argument("--json", action="store_true", help="only the JSON lines on stdout, the tables on stderr")
@@ -131,8 +131,8 @@ def online_choices(arguments: argparse.Namespace) -> Choices:
         raise ConfigError("--rate and --load exclude each other: give rates, or shares of the highest one")
     if arguments.url and arguments.beside:
         raise ConfigError("--url is one server by itself; leave --beside away")
-    if arguments.url and not re.fullmatch(r"http://[^/\s:]+:\d{1,5}(/\S*)?", arguments.url):
-        raise ConfigError(f"--url {arguments.url}: write it as http://HOST:PORT")
+    if arguments.url and not re.fullmatch(r"http://[^/\s:]+:\d{1,5}(/\S*)?|unix:/\S+", arguments.url):
+        raise ConfigError(f"--url {arguments.url}: write it as http://HOST:PORT or unix:/PATH")
     if missing := [name for name in ("httptools", "uvloop") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"--online needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
     return Choices(

@@ -140,9 +140,11 @@ class Client:
     def __init__(self, plan: Plan) -> None:
         address = urlsplit(plan.target)
         self._host, self._port = address.hostname or "", address.port or 80
-        path = address.path.rstrip("/")
+        self._file = address.path if address.scheme == "unix" else ""
+        path = "" if self._file else address.path.rstrip("/")
         key = f"authorization: Bearer {plan.key}\r\n" if plan.key else ""
-        self._head = f"POST {path}/v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\n{key}".encode()
+        host = address.netloc or "localhost"
+        self._head = f"POST {path}/v1/completions HTTP/1.1\r\nhost: {host}\r\n{key}".encode()
         self._idle: deque[Connection] = deque()
         self._planned = [(one.at_s, self._encoded(plan.model, one), one.output_len) for one in plan.requests]
 
@@ -191,7 +193,11 @@ class Client:
         while self._idle:
             if (idle := self._idle.pop()).transport is not None:
                 return idle
-        _, made = await asyncio.get_running_loop().create_connection(Connection, self._host, self._port)
+        loop = asyncio.get_running_loop()
+        if self._file:
+            _, made = await loop.create_unix_connection(Connection, self._file)
+        else:
+            _, made = await loop.create_connection(Connection, self._host, self._port)
         return made
 
     def _close(self) -> None:

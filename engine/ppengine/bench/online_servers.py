@@ -16,10 +16,11 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import msgspec
+from typing_extensions import override
 
 from ppengine.bench.beside import vllm_arguments
 from ppengine.common.config import EngineConfig, Profile
-from ppengine.common.http_address import KEY_VARIABLE
+from ppengine.common.http_address import KEY_VARIABLE, parse_http
 from ppengine.offline.llm import LLM
 
 MOST_OPEN = 65_536
@@ -27,6 +28,7 @@ MOST_OPEN = 65_536
 READY_S = 60.0
 VLLM_START_S = 1_800.0
 _ANSWER_BYTES_MOST = 2**20
+_ANSWER_S = 10.0
 
 
 class _Model(msgspec.Struct):
@@ -87,13 +89,16 @@ class EngineServer(Server):
     name = "engine"
 
     def __init__(self, profile: Profile) -> None:
-        http = msgspec.structs.replace(profile.http, listen="127.0.0.1:0", keys=None, most_open=MOST_OPEN)
+        file = profile.http.listen is not None and parse_http(profile.http.listen).path
+        listen = profile.http.listen if file else "127.0.0.1:0"
+        http = msgspec.structs.replace(profile.http, listen=listen, keys=None, most_open=MOST_OPEN)
         self.llm = LLM(msgspec.structs.replace(profile, http=http))
         try:
             config = EngineConfig.load(Path(self.llm.llm_engine.run_dir) / "engine.json")
             self.socket = config.endpoint("front")
             """Endpoint of the core for programs."""
-            target, key = f"http://{config.profile.http.listen}", os.environ.get(KEY_VARIABLE, "")
+            target = str(config.profile.http.listen) if file else f"http://{config.profile.http.listen}"
+            key = os.environ.get(KEY_VARIABLE, "")
             # Each connection may reach another process, and each hears of the end of loading for itself.
             for _ in range(4 * http.processes):
                 _until_200(target, "/ready", key, READY_S, lambda: None)
@@ -165,10 +170,28 @@ def _until_200(target: str, path: str, key: str, most_s: float, check: Any) -> N
 
 def _get(target: str, path: str, key: str) -> tuple[int, bytes]:
     address = urlsplit(target)
-    connection = HTTPConnection(address.hostname or "", address.port or 80, timeout=10.0)
+    prefix = "" if address.scheme == "unix" else address.path
+    if address.scheme == "unix":
+        connection: HTTPConnection = _FileConnection(address.path)
+    else:
+        connection = HTTPConnection(address.hostname or "", address.port or 80, timeout=_ANSWER_S)
     try:
-        connection.request("GET", address.path + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        connection.request("GET", prefix + path, headers={"authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
         return answer.status, answer.read(_ANSWER_BYTES_MOST)
     finally:
         connection.close()
+
+
+class _FileConnection(HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_ANSWER_S)
+        self._path = path
+
+    @override
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_ANSWER_S)
+        self.sock.connect(self._path)

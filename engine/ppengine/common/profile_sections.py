@@ -138,9 +138,9 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """OpenAI's API."""
 
     listen: str | None = None
-    """`HOST:PORT` of the API; null: there is none. Port 0: a free one."""
+    """`HOST:PORT` of the API, or `unix:/PATH`; null: there is none. Port 0: a free one."""
     processes: Annotated[int, Meta(ge=1, le=64)] = 1
-    """Processes that share the port."""
+    """Processes that share the port; a Unix socket has one."""
     model_names: Annotated[list[ServedName], Meta(max_length=64)] = []
     """Names by which requests call the model, as `/v1/models` lists them; none: its folder, or its id on a hub.
 

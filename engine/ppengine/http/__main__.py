@@ -16,7 +16,7 @@ from typing_extensions import override
 from ppengine.common import garbage
 from ppengine.common.begin_process import begin
 from ppengine.common.config import ConfigError, EngineConfig
-from ppengine.common.http_address import HttpAddress, parse_http
+from ppengine.common.http_address import parse_http
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.call_trace import CallTraces
@@ -26,13 +26,12 @@ from ppengine.http.client_stats import ClientStats
 from ppengine.http.connection import server_config
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
+from ppengine.http.listener import listen
 from ppengine.http.reporting import report
 from ppengine.http.service import Service
 from ppengine.http.shared_use import SharedUse
 
 log = logging.getLogger("ppengine.http")
-
-BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -66,7 +65,7 @@ def main() -> int:
         address = parse_http(config.profile.http.listen)
         # The supervisor has seen the setting, not the file.
         keys.check(address)
-        listener = listen(address)
+        listener = listen(address, keys=not keys.none)
         use = use_of(config, arguments.role, keys)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -74,17 +73,6 @@ def main() -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, arguments.role, keys, KeyLimits(keys.limits, use), listener))
     return 0
-
-
-def listen(address: HttpAddress) -> socket.socket:
-    """Return a listening socket. Other HTTP processes of the engine share its port: the kernel divides connections."""
-    listener = socket.socket(socket.AF_INET6 if address.six else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind((address.ip, address.port))
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 def use_of(config: EngineConfig, role: str, keys: ApiKeys) -> SharedUse | None:

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from ppengine.common.http_address import parse_http
 from ppengine.http import answer_fields as fields
 from ppengine.http.api_errors import ApiError, invalid, naming
 from ppengine.http.api_keys import ApiKeys
@@ -73,9 +74,12 @@ class Routes:
         handlers |= {path: ("POST", self._guarded(path, handler, limited=True)) for path, handler in posts.items()}
         handlers |= {path: ("GET", self._guarded(path, handler)) for path, handler in gets.items()}
         below = {"/v1/models": ("GET", self._guarded("/v1/models/{name:path}", self.model))}
-        origins = self._service.config.profile.http.allowed_origins
+        http = self._service.config.profile.http
+        origins = http.allowed_origins
         app = _for_browsers(Paths(handlers, below), origins)
-        return HostNames(app, origins) if self._keys.none and "*" not in origins else app
+        # No page of a browser reaches a Unix socket; a proxy passes names of its own.
+        file = http.listen is not None and parse_http(http.listen).path
+        return HostNames(app, origins) if self._keys.none and not file and "*" not in origins else app
 
     async def complete(self, request: Request, caller: Caller) -> Response:
         """Continue prompts."""

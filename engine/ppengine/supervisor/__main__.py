@@ -21,6 +21,7 @@ from ppengine.common import lifeline
 from ppengine.common.config import ConfigError, Profile, load_profile
 from ppengine.common.http_address import parse_http
 from ppengine.common.open_files import raise_limit
+from ppengine.common.socket_files import remove_socket
 from ppengine.hub.fetch import fetch_model
 from ppengine.hub.transfer import Stopped
 from ppengine.protocol.discovery import RuntimeDirError
@@ -76,16 +77,22 @@ def _run(options: argparse.Namespace, wakeup: Wakeup) -> End:
 
 @contextlib.contextmanager
 def _held_port(profile: Profile) -> Iterator[Profile]:
-    """Hold the port of the API, if there is one; yields the profile with its number. Raises ConfigError."""
+    """Hold the address of the API, if there is one; yields the profile with its port. Raises ConfigError."""
     if profile.http.listen is None:
         yield profile
         return
+    address = parse_http(profile.http.listen)
     try:
-        held = reserve(parse_http(profile.http.listen))
+        held = reserve(address)
     except OSError as error:
         raise ConfigError(f"http.listen: {profile.http.listen} cannot be used: {error.strerror}") from None
     with held:
-        yield with_port(profile, held)
+        try:
+            yield with_port(profile, held)
+        finally:
+            if address.path:
+                with contextlib.suppress(OSError):
+                    remove_socket(address.path)
 
 
 def _profile(options: argparse.Namespace) -> Profile:

@@ -1,4 +1,4 @@
-"""The port of the HTTP processes: held by the supervisor, so that it stays the engine's while they are restarted."""
+"""The address of the HTTP processes: held by the supervisor, so that it stays the engine's while they restart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import msgspec
 
 from ppengine.common.config import ConfigError, Profile
 from ppengine.common.http_address import KEY_VARIABLE, HttpAddress, parse_http
+from ppengine.common.socket_files import hold_socket
 
-CONNECT_S = 0.2
-"""Seconds for a connection to a port of this host."""
 NEEDS = ("starlette", "uvicorn", "httptools", "uvloop")
 
 
@@ -36,7 +35,13 @@ def check_http(profile: Profile) -> None:
         raise ConfigError(
             "http.otlp_traces_endpoint needs opentelemetry-sdk: pip install 'ppconsole[engine,serve,otel]'"
         )
-    if not parse_http(http.listen).loopback and http.keys is None and not os.environ.get(KEY_VARIABLE):
+    address = parse_http(http.listen)
+    if address.path and http.processes > 1:
+        raise ConfigError(
+            f"http.processes is {http.processes}, and http.listen a Unix socket, which is of one process; "
+            "set http.processes=1, or listen at HOST:PORT"
+        )
+    if not address.loopback and http.keys is None and not os.environ.get(KEY_VARIABLE):
         text = f"no API key is set: http.keys=FILE, or {KEY_VARIABLE} in the environment"
         raise ConfigError(f"http.listen is {http.listen}, which other hosts can reach, and {text}")
 
@@ -53,16 +58,17 @@ def reserve(address: HttpAddress) -> socket.socket:
 
     Sockets that share the port have SO_REUSEPORT; one of another program without it keeps the port from being bound.
     """
-    family = socket.AF_INET6 if address.six else socket.AF_INET
-    held = socket.socket(family, socket.SOCK_STREAM)
+    if address.path:
+        return hold_socket(address.path)
+    held = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         # Without this first, a port on which another program listens with SO_REUSEPORT would be shared with it. Closed
         # connections of an engine before this one, which the kernel keeps for a minute, do not matter by SO_REUSEADDR.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((address.ip, address.port))
+        held.bind(address.place)
         port = held.getsockname()[1]
         held.close()
-        held = socket.socket(family, socket.SOCK_STREAM)
+        held = socket.socket(address.family, socket.SOCK_STREAM)
         # No SO_REUSEADDR here, or another engine could hold the port, too.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((address.ip, port))
@@ -72,17 +78,11 @@ def reserve(address: HttpAddress) -> socket.socket:
     return held
 
 
-def takes_connections(address: HttpAddress) -> bool:
-    """Return whether a process listens on the port, at once."""
-    try:
-        socket.create_connection((address.ip, address.port), CONNECT_S).close()
-    except OSError:
-        return False
-    return True
-
-
 def with_port(profile: Profile, held: socket.socket) -> Profile:
     """Return `profile` with the port that is held in place of 0."""
     assert profile.http.listen is not None, "a port is held"
-    address = parse_http(profile.http.listen)._replace(port=held.getsockname()[1])
+    address = parse_http(profile.http.listen)
+    if address.path:
+        return profile
+    address = address._replace(port=held.getsockname()[1])
     return msgspec.structs.replace(profile, http=msgspec.structs.replace(profile.http, listen=str(address)))

@@ -11,7 +11,7 @@ import msgspec
 
 from ppengine.common.child_process import Child, is_unclean, spawn, tail
 from ppengine.common.config import EngineConfig
-from ppengine.common.http_address import parse_http
+from ppengine.common.http_address import parse_http, takes_connections
 from ppengine.protocol import discovery, kept_files
 from ppengine.protocol.kept_files import EngineEnd
 from ppengine.protocol.offline import StateAnswer
@@ -20,7 +20,6 @@ from ppengine.protocol.reports import ProcessInfo, StartStage
 from ppengine.supervisor import process_deaths
 from ppengine.supervisor.announcements import tell
 from ppengine.supervisor.claims import ClaimError, claim
-from ppengine.supervisor.http_port import takes_connections
 from ppengine.supervisor.launch.launcher import Executor, ExecutorError
 from ppengine.supervisor.messaging import Link
 from ppengine.supervisor.presence import Presence
@@ -200,7 +199,7 @@ class Supervisor:
         if answer is not None and answer.state in SERVED and not self._served and not self._http_begins():
             self._served = True
             listen = self._config.profile.http.listen
-            where = "" if listen is None else f", http://{listen}/v1"
+            where = "" if listen is None else f", {parse_http(listen).base_url}"
             tell(f"{self._config.name} ({self._config.id}): serving{where}")
             self._manager.ready(f"serving {self._config.name} ({self._config.id})")
         elif answer is not None and answer.code == "DOES_NOT_FIT":
