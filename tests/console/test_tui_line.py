@@ -178,6 +178,20 @@ async def test_tab_shows_the_candidates_and_goes_through_them():
         assert rig.app.settings.prompt.summary() == "3 tok · T 0.8"
 
 
+async def test_the_arrows_keep_each_line_as_it_was_left():
+    async with console() as rig:
+        for text in ("set seed 3", "set seed 4"):
+            await rig.pilot.press("colon", *text, "enter")
+        await rig.pilot.press("colon", *"mark", "up", "backspace", "5", "up", "down")
+        assert line(rig).input.value == "set seed 5"
+        await rig.pilot.press("down", "down")
+        assert line(rig).input.value == "mark"
+        await rig.pilot.press("up", "enter", "colon", "up")
+        assert line(rig).input.value == "set seed 5" and rig.app.settings.prompt.summary().endswith("seed 5")
+        await rig.pilot.press("up")
+        assert line(rig).input.value == "set seed 4", "an edit of an old line is a new line"
+
+
 async def test_a_mistyped_command_is_answered_with_the_nearest_one():
     async with console() as rig:
         await rig.pilot.press("colon", *"strems", "enter")

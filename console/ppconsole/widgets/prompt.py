@@ -126,6 +126,8 @@ class PromptLine(Horizontal):
         self.completion = Completion()
         self._complete = complete
         self._history = history
+        self._lines = [""]
+        """Older lines, each as it was left, and the present one: Up and Down lose nothing."""
         self._at = 0
         self._label = Static(id="prompt-label", markup=False)
         self.input = LineInput(self._take, id="prompt-input")
@@ -154,7 +156,7 @@ class PromptLine(Horizontal):
         field.suggester = Completer(self._complete) if mode == "command" else None
         field.disabled = False
         field.show(text)
-        self._at = len(self._history.setdefault(mode, []))
+        self._begin_lines(text)
         self.completion = Completion()
         self.screen.set_focus(field)  # at once; `focus()` would let the next key pass
         self.show_options(self.options)
@@ -212,7 +214,7 @@ class PromptLine(Horizontal):
         if kept and (not history or history[-1] != kept):
             history.append(kept)
             del history[:-MAX_HISTORY]
-        self._at = len(history)
+        self._begin_lines("")
         self.post_message(self.Given(mode, text))
 
     def _tab(self, step: int) -> None:
@@ -222,9 +224,17 @@ class PromptLine(Horizontal):
             self.input.show(self.completion.line)
             self.post_message(self.Completed())
 
+    def _begin_lines(self, text: str) -> None:
+        """Let Up and Down begin at `text`, which is the newest line."""
+        self._lines = [*self._history.setdefault(self.mode, []), text]
+        self._at = len(self._lines) - 1
+
     def _recall(self, step: int) -> None:
-        """Show an older or newer line."""
-        history = self._history[self.mode]
-        self._at = max(0, min(len(history), self._at + step))
-        self.input.value = history[self._at] if self._at < len(history) else ""
-        self.input.cursor_position = len(self.input.value)
+        """Show an older or newer line, the first that differs."""
+        text, at = self.input.value, self._at
+        self._lines[at] = text
+        while 0 <= at + step < len(self._lines) and self._lines[at] == text:
+            at += step
+        if self._lines[at] != text:
+            self._at, self.input.value = at, self._lines[at]
+            self.input.cursor_position = len(self.input.value)
