@@ -520,7 +520,7 @@ async def test_read_only_and_recordings_hide_and_refuse_verbs(read_only, live):
         assert " RO " in rig.board("top")
         await rig.pilot.press("p", "m", "D", "i")
         assert rig.app.screen is rig.app.main and not rig.source.commands
-        rig.app.navigation.run_line("abort r-0001")
+        rig.app.navigation.begin_command("abort r-0001", needs_words=False)
         assert not rig.source.commands
 
 

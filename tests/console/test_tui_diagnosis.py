@@ -12,6 +12,7 @@ from ppconsole.model.units import wall_text
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.diagnosis_screen import DiagnosisScreen
 from ppconsole.screens.streams_screen import StreamsScreen
+from ppengine.protocol.control import Refused
 from ppengine.protocol.inspection import FindingsDetail
 from ppengine.protocol.recording import LinkState
 from ppengine.protocol.stage_info import CordonInfo
@@ -62,6 +63,22 @@ async def test_the_suggested_command_is_run_after_a_confirm():
         await rig.until(lambda: isinstance(rig.app.screen, Confirm) and "free 45" in rig.board("dialog-body"))
         await rig.pilot.press("right", "enter")
         await rig.until(lambda: rig.source.acted() == [Continue(stage=1)])
+
+
+async def test_a_suggested_command_that_is_refused_opens_no_line():
+    """It was not typed."""
+    refused = Refused(id="1", code="CONFLICT", text="stage 1 runs again")
+    async with console(halted(), plans={"continue": refused}) as rig:
+        await rig.pilot.press("d", "enter")
+        await rig.until(lambda: "stage 1 runs again" in rig.screen())
+        await rig.pilot.press("escape")
+        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.app.screen.line.is_open
+        rig.clock.now += 3
+        await rig.pilot.press("enter")
+        assert isinstance(rig.app.screen, DiagnosisScreen) and not rig.app.screen.line.is_open
+        cancelled, stale = rig.app.notes
+        assert cancelled.text == "continue: cancelled; nothing was done"
+        assert stale.text.startswith("continue: ") and stale.bad
 
 
 async def test_the_keys_of_stage_verbs_act_on_the_root_as_on_every_screen():

@@ -62,7 +62,7 @@ async def test_a_viewer_is_offered_no_verb_and_a_key_says_why() -> None:
         assert rig.app.screen is rig.app.main and not rig.app.main.line.is_open
         await rig.pilot.press("colon", *"drain --undo", "enter")
         assert "you are viewer here; drain needs operator" in rig.screen()
-        await rig.pilot.press("question_mark")
+        await rig.pilot.press("escape", "question_mark")
         keys = rig.board("reader-body")
         await rig.pilot.press("pagedown")
         keys = (keys + rig.board("reader-body")).partition(" STAGES")[0]

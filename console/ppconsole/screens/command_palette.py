@@ -22,7 +22,7 @@ class ConsoleCommands(Provider):
             if not console.model.state.read_only and covers(console.model.state.role, usage.row.role):
                 yield name, usage.text, partial(console.navigation.begin_command, name, " " in usage.form)
         for name, text in SCREENS.items():
-            yield name, text, partial(console.navigation.run_line, name)
+            yield name, text, partial(console.navigation.begin_command, name, needs_words=False)
         for theme, text in (
             ("pp-dark", "dark colours"),
             ("pp-light", "light colours"),

@@ -16,7 +16,7 @@ from textual.widgets import Button
 from ppconsole.link.source import LinkLost
 from ppconsole.model.choosing import NAMED, Choice
 from ppconsole.model.plan_age import PlanAge
-from ppconsole.screens.console import Console
+from ppconsole.screens.console import Console, GiveBack
 from ppconsole.view import commands, plan
 from ppconsole.view.cells import EMPTY, Row, fit, row
 from ppconsole.view.keys import CONFIRM_KEYS
@@ -45,12 +45,16 @@ class Confirm(ModalScreen[None]):
         Binding("question_mark", "help", "help", show=False),
     ]
 
-    def __init__(self, console: Console, verb: Verb, seen: Snapshot, choice: Choice = NAMED) -> None:
+    def __init__(
+        self, console: Console, verb: Verb, seen: Snapshot, choice: Choice = NAMED, give_back: GiveBack | None = None
+    ) -> None:
         super().__init__()
         self.console = console
         self.verb = commands.guarded(verb, seen)
         self._seen = seen
         self._choice = choice
+        self._give_back = give_back
+        """Takes a refused verb back to the line that it was typed on; None: it came by a key."""
         self._age = PlanAge()
         self._asking = False
         self._most = 0, 0
@@ -283,8 +287,8 @@ class Confirm(ModalScreen[None]):
                 self.dismiss()
             return
         if not self.is_attached:
-            if answer is not None:
-                self.console.report(f"{label_of(self.verb)} refused: {answer.code}: {answer.text}", bad=True)
+            if why := self._refusal(answer):
+                self._report_refusal(why)
             return
         if answer is not None:
             self._answer = answer
@@ -295,11 +299,26 @@ class Confirm(ModalScreen[None]):
 
     def action_cancel(self) -> None:
         """Close. A verb that was sent already goes on in the engine, and says so."""
+        self.dismiss()
         if self.busy:
             self.console.report(f"{label_of(self.verb)} goes on; its end will be reported", bad=False)
+        elif self._give_back is not None and (why := self._refusal(self._answer)):
+            self._give_back(why, opens=True)
         elif not self._unknown:
             self.console.report(f"{label_of(self.verb)}: cancelled; nothing was done", bad=False)
-        self.dismiss()
+
+    def _refusal(self, answer: Outcome | Refused | None) -> str:
+        """Return why the verb is not done, by its answer or for lack of one; empty: it is, may be, or is not known."""
+        if isinstance(answer, Refused):
+            return f"{label_of(self.verb)} refused: {answer.code}: {answer.text}"
+        return f"{label_of(self.verb)}: {self._note}" if answer is None and self._note and not self._unknown else ""
+
+    def _report_refusal(self, why: str) -> None:
+        """Report a refusal after the dialog was closed; a verb that was typed is given back."""
+        if self._give_back is not None:
+            self._give_back(why)
+        else:
+            self.console.report(why, bad=True)
 
     def action_help(self) -> None:
         """Open the legend of this dialog."""

@@ -42,6 +42,13 @@ class Selected(NamedTuple):
 NOTHING_SELECTED = Selected()
 
 
+class GiveBack(Protocol):
+    """Gives a line that was entered back to the operator, with the reason for which it was refused."""
+
+    def __call__(self, why: str, *, opens: bool = False) -> None:
+        """Show the line again. `opens`: in answer to a key, so that a line that is closed may open."""
+
+
 class Copying(Protocol):
     """Copies to the terminal's clipboard, and into a file."""
 
@@ -55,23 +62,26 @@ class Copying(Protocol):
 class Navigation(Protocol):
     """Opens screens and begins verbs."""
 
-    def ask(self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED) -> None:
+    def ask(
+        self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED, give_back: GiveBack | None = None
+    ) -> None:
         """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot.
 
-        `choice`: how its requests were chosen.
+        `choice`: how its requests were chosen. `give_back`: takes the verb back if it is refused, to the line that it
+        was typed on; None: it came by a key.
         """
 
     def begin_verb(self, name: str) -> None:
         """Begin the verb of a key on the selection of the present screen."""
 
-    def begin_command(self, name: str, needs_words: bool) -> None:
-        """Run a command, or open the command line with its name if it needs more words."""
+    def begin_command(self, text: str, needs_words: bool) -> None:
+        """Run a command, or open the command line with it if it needs more words."""
 
     def unmark(self, verb: Verb) -> None:
         """Unmark the requests of a verb that was confirmed: the next verb must not hit them unseen."""
 
-    def run_line(self, text: str) -> None:
-        """Run a command line: the name of a screen, or a verb."""
+    def run_line(self, text: str, give_back: GiveBack) -> None:
+        """Run a command line: the name of a screen, or a verb. One that is refused is given back, now or later."""
 
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""

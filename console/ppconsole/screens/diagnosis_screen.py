@@ -169,7 +169,9 @@ class DiagnosisScreen(Reader):
                 self.action_take_stacks(core="--core" in wanted.words)
             else:
                 self.console.navigation.open_reader(wanted.name, wanted.stage)
-        elif wanted.name in commands.VERBS:
-            self.console.navigation.run_line(" ".join(wanted.words))
-        else:
+        elif wanted.name not in commands.VERBS:
             self.console.report(f"not for the console: {wanted.text}", bad=True)
+        elif why := self.console.model.refusal(commands.VERBS[wanted.name].row.name, wanted.name):
+            self.console.report(why, bad=True)
+        else:
+            self.console.navigation.begin_command(" ".join(wanted.words), needs_words=False)

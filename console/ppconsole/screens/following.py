@@ -10,7 +10,7 @@ from ppengine.protocol.inspection import RequestDetail
 from ppengine.protocol.verbs import Submit
 
 from ppconsole.link.source import LinkLost, QueryFailed
-from ppconsole.screens.console import Console
+from ppconsole.screens.console import Console, GiveBack
 
 RETRY_S = 1.0
 
@@ -22,24 +22,26 @@ class Following:
         self._console = console
         self.request: str | None = None
 
-    def submit(self, verb: Submit) -> None:
-        """Send a prompt and follow its output."""
+    def submit(self, verb: Submit, give_back: GiveBack) -> None:
+        """Send a prompt and follow its output. The line of one that is not taken is given back."""
         if why := self._console.model.refusal("submit", "prompt"):
-            self._console.report(why, bad=True)
-            return
-        self._console.run_worker(self._submit(verb), name="submit", exit_on_error=False)
+            give_back(why, opens=True)
+        else:
+            self._console.run_worker(self._submit(verb, give_back), name="submit", exit_on_error=False)
 
-    async def _submit(self, verb: Submit) -> None:
+    async def _submit(self, verb: Submit, give_back: GiveBack) -> None:
         try:
             answer = await self._console.source.command(verb, on_progress=partial(self._accepted, verb.prompt or ""))
         except LinkLost as error:
-            known = "outcome unknown" if error.sent else "not sent"
-            self._console.report(f"prompt: {known}: {error}", bad=True)
+            if error.sent:
+                self._console.report(f"prompt: outcome unknown: {error}", bad=True)
+            else:
+                give_back(f"prompt: not sent: {error}")
             return
         if not isinstance(answer, Outcome):
-            self._console.report(f"prompt refused: {answer.code}: {answer.text}", bad=True)
+            give_back(f"prompt refused: {answer.code}: {answer.text}")
         elif answer.state == "failed":
-            self._console.report(f"prompt failed: {answer.text}", bad=True)
+            give_back(f"prompt failed: {answer.text}")
         elif answer.request and self.request != answer.request:
             self._follow_new(answer.request, verb.prompt or "")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ppengine.protocol.verb_table import ROWS, Target
 from textual.binding import Binding, BindingType
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.strip import Strip
 
+from ppconsole.model.safe import clean
 from ppconsole.model.sorting import BY_ARRIVAL, Order
 from ppconsole.screens.console import Console, Selected
 from ppconsole.screens.sort_picker import SortPicker
 from ppconsole.view import completion
 from ppconsole.view.cells import Row
-from ppconsole.view.commands import UsageError, names_for, sort_column
+from ppconsole.view.commands import names_for, sort_column
 from ppconsole.view.keys import LINE_KEYS, footer
 from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode, PromptLine
@@ -38,6 +41,8 @@ def verb_keys(*targets: Target) -> list[BindingType]:
     ]
 
 
+MODE_KEYS: dict[Mode, str] = {"prompt": "i", "filter": "/", "search": "/", "command": ":"}
+"""Keys that open the line, by its mode."""
 SCREEN_KEYS: list[BindingType] = [
     Binding(key, f"look('{name}')", name, show=False)
     for key, name in (
@@ -96,7 +101,7 @@ class LineScreen(Screen[None]):
 
     def show_notes(self) -> int:
         """Show the messages on rows of their own; return how many these are."""
-        return self.query_one(NoteStrip).fit(self.console.notes)
+        return self.query_one(NoteStrip).fit(self.console.notes, self.line.error)
 
     def line_foot(self, width: int) -> Row | None:
         """Return the key line while the line is open: candidates of a completion, or the keys of the mode."""
@@ -148,23 +153,42 @@ class LineScreen(Screen[None]):
             self.paint()
 
     def sort_by(self, column: str) -> None:
-        """Sort by the column that was typed, or report why not."""
-        try:
-            self.sort(sort_column(column, self.sort_columns()))
-        except UsageError as error:
-            self.console.report(str(error), bad=True)
+        """Sort by the column that was typed. Raises UsageError."""
+        self.sort(sort_column(column, self.sort_columns()))
         self.paint()
 
-    def open_line(self, mode: Mode, text: str) -> None:
-        """Open the line for `mode` with `text` in it, and show so at once."""
-        self.line.open(mode, text)
+    def open_line(self, mode: Mode, text: str, error: str = "") -> None:
+        """Open the line for `mode` with `text` in it, and show so at once. `error`: why `text` was refused."""
+        self.line.open(mode, text, error)
         self.paint()
 
     def given(self, mode: Mode, text: str) -> None:
-        """Take the line after Enter: run the command."""
+        """Take the line after Enter: run the command. The error of one before it, in the same packet, is a message."""
+        if self.line.error:
+            self.console.report(self.line.error, bad=True)
         self.line.close()
-        if mode == "command" and text.strip():
-            self.console.navigation.run_line(text.strip())
+        if mode == "command":
+            self.run_line(mode, text)
+
+    def run_line(self, mode: Mode, text: str) -> None:
+        """Run the command that was entered, without the colons before it: one may have come with the line before."""
+        if line := text.strip().lstrip(": "):
+            self.console.navigation.run_line(line, partial(self.give_back, mode, text))
+
+    def give_back(self, mode: Mode, text: str, why: str, *, opens: bool = False) -> None:
+        """Show a text that was refused in the line again, with the reason.
+
+        A line that is closed opens for a key alone (`opens`): the engine may answer while keys of the screen are
+        pressed. Nor does the text take the place of another one. The message then has the keys that bring it back.
+        """
+        line = self.line
+        is_there = line.is_open and line.mode == mode
+        is_free = is_there and not line.input.value if line.is_open else opens
+        if is_free and self.is_current:
+            self.open_line(mode, text, clean(why))
+        else:
+            key = "↑" if is_there else f"↑ after {MODE_KEYS[mode]}"
+            self.console.report(f"{why} ({key} brings it back)", bad=True)
 
     def typed(self, mode: Mode, text: str) -> None:
         """Take the line while it is typed."""

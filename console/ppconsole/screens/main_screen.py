@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -334,13 +335,11 @@ class MainScreen(LineScreen):
             elif mode == "filter" and may_be_id(text) and not self._model.arranged():
                 self.console.navigation.find_ended(text.strip())
         elif text.startswith(":"):  # the line stays open, as after a prompt
-            if command := text[1:].strip():
-                self.console.navigation.run_line(command)
+            self.run_line(mode, text)
         elif text.strip():
-            if self._model.refusal("submit"):
-                self.open_line(mode, text)  # it is kept: the link may be back before the next Enter
-            text = text.removeprefix("\\") if text.startswith("\\:") else text
-            self._following.submit(commands.prompt(text, self.console.settings.prompt))
+            prompt = text.removeprefix("\\") if text.startswith("\\:") else text
+            submission = commands.prompt(prompt, self.console.settings.prompt)
+            self._following.submit(submission, partial(self.give_back, mode, text))
 
     def typed(self, mode: Mode, text: str) -> None:
         """Filter while typing."""

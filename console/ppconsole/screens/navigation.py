@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ppengine.protocol.discovery import EndedEngine, EngineRecord
@@ -20,7 +21,7 @@ from ppconsole.model.choosing import MARKED, NAMED, Choice
 from ppconsole.model.prompt_options import OptionError
 from ppconsole.model.request_names import AmbiguousError, whole_in
 from ppconsole.model.safe import clean
-from ppconsole.screens.console import NOTHING_SELECTED, Selected
+from ppconsole.screens.console import NOTHING_SELECTED, GiveBack, Selected
 from ppconsole.screens.following import Following
 from ppconsole.screens.line_screen import LineScreen
 from ppconsole.screens.main_screen import MainScreen
@@ -41,16 +42,19 @@ class Navigator:
         self._console = main.console
         self._model = main.console.model
 
-    def ask(self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED) -> None:
+    def ask(
+        self, verb: Verb, seen: Snapshot | None = None, choice: Choice = NAMED, give_back: GiveBack | None = None
+    ) -> None:
         """Open the confirm dialog for `verb` on `seen`; None: on the present snapshot.
 
-        `choice`: how its requests were chosen.
+        `choice`: how its requests were chosen. `give_back`: takes the verb back if it is refused, to the line that it
+        was typed on; None: it came by a key.
         """
         from ppconsole.screens.confirm import Confirm
 
         snapshot = seen or self._model.state.snapshot
         if snapshot is not None:
-            self._app.push_screen(Confirm(self._console, verb, snapshot, choice))
+            self._app.push_screen(Confirm(self._console, verb, snapshot, choice, give_back))
 
     def open_reader(self, name: str, stage: int | None = None, request: str = "") -> None:
         """Open the reader called `name`."""
@@ -219,15 +223,25 @@ class Navigator:
         found = (screen for screen in reversed(self._app.screen_stack) if isinstance(screen, LineScreen))
         return next(found, self._main)
 
-    def begin_command(self, name: str, needs_words: bool) -> None:
-        """Run a command, or open the command line with its name if it needs more words."""
+    def begin_command(self, text: str, needs_words: bool) -> None:
+        """Run a command, or open the command line with it if it needs more words."""
         if needs_words:
-            self._screen().open_line("command", f"{name} ")
-        else:
-            self.run_line(name)
+            self._screen().open_line("command", f"{text} ")
+            return
+        try:
+            self._run(text, None)
+        except commands.UsageError as error:
+            self._screen().give_back("command", text, str(error), opens=True)
 
-    def run_line(self, text: str) -> None:
-        """Run a command line: the name of a screen, or a verb."""
+    def run_line(self, text: str, give_back: GiveBack) -> None:
+        """Run a command line: the name of a screen, or a verb. One that is refused is given back, now or later."""
+        try:
+            self._run(text, give_back)
+        except commands.UsageError as error:
+            give_back(str(error), opens=True)
+
+    def _run(self, text: str, give_back: GiveBack | None) -> None:
+        """Run a command line; `give_back` as in `ask`. Raises UsageError."""
         text = commands.LINES.get(" ".join(text.split()), text)
         word, _, rest = text.partition(" ")
         word = commands.ALIASES.get(word, word)
@@ -239,25 +253,27 @@ class Navigator:
             self._screen().sort_by(rest.strip())
         elif word == "mark":
             self._mark(rest)
-        elif word == "show" and rest.strip():
+        elif word == "show":
             self._show(rest.strip())
         elif word == "help" and rest.strip():
             self._open_topic(rest.strip().strip("'\""))
-        elif word in commands.SCREENS and word != "show":
+        elif word in commands.SCREENS:
             self.open_reader(word)
         else:
-            self._run_verb(text)
+            self._run_verb(text, give_back)
 
     def _show(self, text: str) -> None:
-        """Open the request that a part of its id names."""
+        """Open the request that a part of its id names. Raises UsageError."""
         snapshot = self._model.shown.snapshot
+        if not text:
+            raise commands.UsageError("show: it needs a request: show REQUEST")
         try:
             self.open_reader("show", request=text if snapshot is None else whole_in(text, snapshot))
         except AmbiguousError as error:
-            self._console.report(f"show: {error}", bad=True)
+            raise commands.UsageError(f"show: {error}") from None
 
     def _open_topic(self, name: str) -> None:
-        """Open the entries of the legend with this name, and the command of it."""
+        """Open the entries of the legend with this name, and the command of it. Raises UsageError."""
         from ppconsole.screens.detail_screens import HelpScreen
         from ppconsole.view import help_page
         from ppconsole.view.legend import Section
@@ -265,14 +281,12 @@ class Navigator:
         found = help_page.find(name)
         if (usage := commands.VERBS.get(name)) is not None:
             found = (Section("COMMAND", {usage.form: usage.text}), *found)
-        if found:
-            self._app.push_screen(HelpScreen(self._console, name, topic=found))
-        else:
-            text = f"help: {name!r} is neither a command nor a name in the legend; ? lists them"
-            self._console.report(text, bad=True)
+        if not found:
+            raise commands.UsageError(f"help: {name!r} is neither a command nor a name in the legend; ? lists them")
+        self._app.push_screen(HelpScreen(self._console, name, topic=found))
 
     def _set(self, rest: str) -> None:
-        """Set an option of prompts; without words show them all."""
+        """Set an option of prompts; without words show them all. Raises UsageError."""
         settings = self._console.settings
         try:
             words = commands.words_of_line(rest)
@@ -281,7 +295,7 @@ class Navigator:
                 return
             settings.set_prompt(settings.prompt.changed(words))
         except (commands.UsageError, OptionError) as error:
-            self._console.report(f"set: {error}", bad=True)
+            raise commands.UsageError(f"set: {error}") from None
         except OSError as error:
             self._console.report(f"set: in effect, but not kept for the next start: {error}", bad=True)
         else:
@@ -292,31 +306,22 @@ class Navigator:
         self._main.selection.marked.remove(commands.requests_of(verb))
 
     def _mark(self, text: str) -> None:
-        """Mark the requests that a filter matches."""
+        """Mark the requests that a filter matches. Raises UsageError."""
         snapshot = self._model.state.snapshot
-        if snapshot is None:
-            return
-        try:
+        if snapshot is not None:
             found = commands.matching(text, snapshot)
-        except commands.UsageError as error:
-            self._console.report(str(error), bad=True)
-        else:
             self._main.marking.add(found)
             self._main.paint()
             self._console.report(f"marked {len(found)} of {snapshot.requests_total} requests", bad=False)
 
-    def _run_verb(self, text: str) -> None:
-        """Parse and begin a verb; report an error in the line."""
+    def _run_verb(self, text: str, give_back: GiveBack | None) -> None:
+        """Parse and begin a verb. Raises UsageError."""
         snapshot, options = self._model.state.snapshot, self._console.settings.prompt
         requests = self._screen().selected().requests
-        try:
-            verb, choice = commands.asked(text, requests, options, snapshot)
-        except commands.UsageError as error:
-            self._console.report(str(error), bad=True)
-            return
+        verb, choice = commands.asked(text, requests, options, snapshot)
         if why := self._model.refusal(row_of(verb).name, label_of(verb)):
-            self._console.report(why, bad=True)
-        elif isinstance(verb, Submit):
-            self._following.submit(verb)
+            raise commands.UsageError(why)
+        if isinstance(verb, Submit):
+            self._following.submit(verb, give_back or partial(self._screen().give_back, "command", text))
         else:
-            self.ask(verb, choice=choice)
+            self.ask(verb, choice=choice, give_back=give_back)

@@ -272,10 +272,10 @@ class Reader(LineScreen):
         if mode == "search":
             self._wanted, self._match = "", -1
 
-    def open_line(self, mode: Mode, text: str) -> None:
+    def open_line(self, mode: Mode, text: str, error: str = "") -> None:
         """Show the line and open it."""
         self.line.remove_class("hidden")
-        super().open_line(mode, text)
+        super().open_line(mode, text, error)
 
     # --- leaving ------------------------------------------------------------------------------------------------
 

@@ -42,10 +42,14 @@ class Notes:
         """Show a message no longer."""
         self._kept = [each for each in self._kept if each.number != note.number]
 
-    def rows(self, width: int, height: int) -> list[Row]:
-        """Return the rows of the newest messages, on a screen of `width` x `height`."""
+    def rows(self, width: int, height: int, error: str = "") -> list[Row]:
+        """Return the rows of the newest messages, on a screen of `width` x `height`.
+
+        `error`: that of the line below, which comes last and before all others.
+        """
         found, most = list[Row](), 2 if height < LOW else 3
-        for note in reversed(self._kept):
+        kept = [*self._kept, Note(0, error, bad=True)] if error else self._kept
+        for note in reversed(kept):
             lines = wrap(note.text, max(10, width - 2))
             if len(lines) > most:
                 lines = [*lines[: most - 1], f"{lines[most - 1][: width - 3]}…"]

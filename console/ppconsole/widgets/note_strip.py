@@ -13,9 +13,9 @@ class NoteStrip(Lines):
         super().__init__(id="note")
         self.display = False
 
-    def fit(self, notes: Notes) -> int:
-        """Show the messages, and return how many rows they take."""
-        rows = notes.rows(*self.screen.size)
+    def fit(self, notes: Notes, error: str = "") -> int:
+        """Show the messages, and the `error` of the line below; return how many rows they take."""
+        rows = notes.rows(*self.screen.size, error)
         self.display = bool(rows)
         self.styles.height = len(rows)
         self.show(rows)

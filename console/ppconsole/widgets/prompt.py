@@ -123,6 +123,8 @@ class PromptLine(Horizontal):
         """Whether the console may send prompts; otherwise the closed line offers none."""
         self.options = ""
         """The prompt's options in short, for the label."""
+        self.error = ""
+        """Why the text in the line was refused; empty: it was not, or another text is there."""
         self.completion = Completion()
         self._complete = complete
         self._history = history
@@ -148,9 +150,9 @@ class PromptLine(Horizontal):
         """Whether keys go to the line. Unlike `has_focus` of the field, this is true at the very key that opens it."""
         return self.is_mounted and self.screen.focused is self.input
 
-    def open(self, mode: Mode, text: str = "") -> None:
-        """Take the focus for `mode`."""
-        self.mode = mode
+    def open(self, mode: Mode, text: str = "", error: str = "") -> None:
+        """Take the focus for `mode`. `error`: why `text` was refused."""
+        self.mode, self.error = mode, error
         field = self.input
         field.paste_allowed = mode == "prompt"
         field.suggester = Completer(self._complete) if mode == "command" else None
@@ -163,7 +165,7 @@ class PromptLine(Horizontal):
 
     def close(self) -> None:
         """Give the focus back."""
-        self.mode = "prompt"
+        self.mode, self.error = "prompt", ""
         self.input.show("")
         self.completion = Completion()
         self.screen.set_focus(None)
@@ -188,6 +190,8 @@ class PromptLine(Horizontal):
             if self.completion.candidates:
                 self.post_message(self.Completed())
             self.completion = Completion()
+        if not event.value:
+            self.error = ""
         if self.is_open:
             self.post_message(self.Typed(self.mode, event.value))
 
@@ -209,6 +213,7 @@ class PromptLine(Horizontal):
         """Hand the line on and remember it. The field is empty at once: the next line may have come with this one."""
         mode, text = self.mode, self.input.value
         self.input.show("")
+        self.error = ""
         history = self._history.setdefault(mode, [])
         kept = " ".join(map(without_secrets, text.split(" "))) if mode == "command" else text
         if kept and (not history or history[-1] != kept):
@@ -236,5 +241,5 @@ class PromptLine(Horizontal):
         while 0 <= at + step < len(self._lines) and self._lines[at] == text:
             at += step
         if self._lines[at] != text:
-            self._at, self.input.value = at, self._lines[at]
+            self._at, self.error, self.input.value = at, "", self._lines[at]
             self.input.cursor_position = len(self.input.value)
