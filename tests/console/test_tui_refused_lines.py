@@ -9,7 +9,7 @@ from ppconsole.link.source import LinkLost
 from ppconsole.screens.confirm import Confirm
 from ppconsole.screens.streams_screen import StreamsScreen
 from ppconsole.widgets.prompt import PromptLine
-from ppengine.protocol.control import Refused
+from ppengine.protocol.control import Conflict, Outcome, Refused
 from ppengine.protocol.verbs import Abort, Submit
 from test_tui_console import console
 from textual import events
@@ -188,6 +188,16 @@ async def test_a_plan_that_cannot_be_asked_for_opens_the_line_again():
         await rig.pilot.press("escape")
         assert line(rig).input.value == "abort r-0001"
         assert line(rig).error == "abort: nothing was done: the gateway is gone"
+
+
+async def test_a_plan_that_excludes_every_request_opens_the_line_again():
+    undone = [Conflict(request=each, code="NOT_FOUND", text=f"no request {each}") for each in ("r-a", "r-b")]
+    answer = Outcome(id="1", op="o1", state="planned", text="0 of 2", plan=["nothing to do"], conflicts=undone)
+    async with console(plans={"many": answer}) as rig:
+        await planned(rig, "abort r-a r-b")
+        await rig.pilot.press("escape")
+        assert line(rig).input.value == "abort r-a r-b"
+        assert line(rig).error == "abort: not r-a: no request r-a; not r-b: no request r-b"
 
 
 async def test_a_verb_of_a_key_has_no_line_to_give_back():

@@ -311,6 +311,8 @@ class Confirm(ModalScreen[None]):
         """Return why the verb is not done, by its answer or for lack of one; empty: it is, may be, or is not known."""
         if isinstance(answer, Refused):
             return f"{label_of(self.verb)} refused: {answer.code}: {answer.text}"
+        if isinstance(answer, Outcome) and self._possible() is None:
+            return f"{label_of(self.verb)}: {'; '.join(plan.conflict_lines(answer) or [answer.text])}"
         return f"{label_of(self.verb)}: {self._note}" if answer is None and self._note and not self._unknown else ""
 
     def _report_refusal(self, why: str) -> None:
