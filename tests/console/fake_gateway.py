@@ -167,17 +167,19 @@ def sample_request(identity: str, **changes: Any) -> RequestInfo:
 def sample_snapshot(stages: int = 2, requests: list[RequestInfo] | None = None, **engine: Any) -> Snapshot:
     """Return a serving engine with three requests: one runs, one waits, one is held."""
     if requests is None:
-        waits = Why(code="blocks", need=121, have=100, text="need 121, have 100")
+        waits = Why(code="blocks", need=44, have=40, text="need 44, have 40")
         held = Why(code="held", text="swap-out by eve")
         requests = [
             sample_request("r-8f2c"),
-            sample_request("r-19aa", owner="bob", state="waiting", blocks=0, output_tokens=0, why=waits),
+            sample_request(
+                "r-19aa", owner="bob", state="waiting", prompt_tokens=700, blocks=0, output_tokens=0, why=waits
+            ),
             sample_request("r-77d0", state="held", blocks=0, swap_blocks=18, why=held),
         ]
     info = EngineInfo(
         id="f00d", name="fake", epoch="e", state="serving", model="tiny", pipeline_parallel_size=stages,
         tensor_parallel_size=1, executor="local", memory_utilization=0.9, memory_revision=7, uptime_s=61.0,
-        step=18412, retired_step=18410, max_model_len=256, max_num_seqs=64, consoles=1,
+        step=18412, retired_step=18410, max_model_len=1024, max_num_seqs=64, consoles=1,
     )  # fmt: skip
     snapshot = Snapshot(
         sampled_at=time.time(),
@@ -510,7 +512,7 @@ class FakeGateway:
     def _submit(self, command: Command, verb: Submit, op: str) -> list[Answer]:
         identity = verb.request or f"r-{secrets.token_hex(2)}"
         if verb.prompt is not None and len(verb.prompt) > 1000:
-            text = f"{len(verb.prompt)} tokens and 16 outputs; the longest sequence is 256"
+            text = f"{len(verb.prompt)} tokens and 16 outputs; the longest sequence is 1024"
             return [Refused(id=command.id, code="DOES_NOT_FIT", text=text)]
         if command.dry_run:
             return [Outcome(id=command.id, op=op, state="planned", text="fits", plan=["4 tokens, 2 blocks"])]

@@ -156,7 +156,7 @@ def test_status_is_a_table_and_json_is_the_snapshot(cli: Cli, fake: FakeGateway)
     assert run.code == 0
     assert "SERVING" in run.out
     assert "60/100/120*" in run.out
-    assert "need 121, have 100" in run.out
+    assert "need 44, have 40" in run.out
     assert max(map(len, run.out.splitlines())) < 160
     snapshot = msgspec.json.decode(cli("status", "--json").out, type=Snapshot, strict=True)
     assert snapshot.engine.epoch == fake.epoch
@@ -713,7 +713,7 @@ def test_input_that_is_not_utf8_is_a_usage_error(
 def test_submit_that_cannot_be(cli: Cli, fake: FakeGateway) -> None:
     run = cli("submit", "x" * 2000)
     assert run.code == 8
-    assert run.err == "error: submit refused: 2000 tokens and 16 outputs; the longest sequence is 256 (DOES_NOT_FIT)\n"
+    assert run.err == "error: submit refused: 2000 tokens and 16 outputs; the longest sequence is 1024 (DOES_NOT_FIT)\n"
     for arguments, text in (
         (["--top-p", "0"], "top_p is 0.0; it must be above 0 and at most 1"),
         (["--max-tokens", "0"], "max_tokens is 0; it must be at least 1"),

@@ -69,7 +69,7 @@ def test_a_filter_chooses_by_word_and_by_field() -> None:
         ("bob", ["r-19aa"]),
         ("stat:held", ["r-77d0"]),
         ("state:held", ["r-77d0"]),
-        ('why:"need 121"', ["r-19aa"]),
+        ('why:"need 44"', ["r-19aa"]),
         ("alice stat:run", ["r-8f2c"]),
         ("nobody", []),
         ("!alice", ["r-19aa"]),
