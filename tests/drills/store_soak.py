@@ -57,8 +57,8 @@ LASTING = ("store-flip", "store-short")
 """Faults that stay in files, which may be read much later."""
 BETWEEN_S = 0.4
 """Mean seconds before each request of a lane: the engine then takes well under one processor."""
-_STORE = r"the store of stage {0} |backend disk is slow: .* the store of stage {0}$|backend disk (?:is broken|fails): "
-_WRITES = r"backend disk (?:is broken|fails): "
+_STORE = r"the store of stage {0} |backend disk is slow: .* the store of stage {0}$|backend disk (?:is broken|fails)\b"
+_WRITES = r"backend disk (?:is broken|fails)\b"
 FAULTS = {
     "store-kill": (False, "the store of stage {0} "), "store-stop": (True, _STORE), "store-slow": (True, _STORE),
     "store-flip": (True, "backend disk gave "), "store-short": (True, "backend disk gave "),

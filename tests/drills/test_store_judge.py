@@ -39,6 +39,9 @@ def judged(kind: str, stage: int, *summaries: str) -> Alarms:
         ("store-stop", "backend disk gave 2 corrupt shards", False),
         ("store-flip", "backend disk gave 2 corrupt shards", True),
         ("store-full", "backend small is broken: no space", False),
+        ("store-full", "backend disk is broken: no space", True),
+        ("store-full", "backend disk fails: no space", True),
+        ("store-full", "backend disk fails writes, and is read on: no space", True),
     ],
 )
 def test_cause_and_place(kind: str, summary: str, right: bool) -> None:
