@@ -157,6 +157,7 @@ async def kill(op: Operator, *roles: str) -> None:
 async def test_kills_lose_no_text_that_waits_for_its_tokens(engine: Served, roles: list[str]) -> None:
     async with engine.operator() as op:
         expected = [await texts_of(op, submit) for submit in SUBMITS]
+        before = audited(engine)
         with engine.stopped("texts"):
             begun = [await op.begin(submit) for submit in SUBMITS]
             assert all(one.deferred for one in begun), "they wait for the process of texts"
@@ -165,8 +166,9 @@ async def test_kills_lose_no_text_that_waits_for_its_tokens(engine: Served, role
             end = await one.end
             assert isinstance(end, Outcome) and end.state == "applied" and end.request, end
             assert [await op.output(end.request)] == want
-        commands = [outcomes for outcomes in audited(engine).values() if "deferred" in outcomes]
-        assert all(outcomes.count("applied") == 1 for outcomes in commands), commands
+        commands = [outcomes for name, outcomes in audited(engine).items() if name not in before]
+        assert len(commands) == len(SUBMITS)
+        assert all("deferred" in outcomes and outcomes.count("applied") == 1 for outcomes in commands), commands
 
 
 async def test_texts_of_a_stopped_process_wait_and_ids_go_on(engine: Served) -> None:
