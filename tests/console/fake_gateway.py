@@ -238,6 +238,8 @@ class FakeGateway:
         self.commands: list[Command] = []
         self.hellos: list[Hello] = []
         self.goodbyes = 0
+        self.pings = 0
+        """Those that came. A console that pings is attached."""
         self.replays: list[Replay] = []
         self.answers: dict[type, Answerer] = {}
         self.ring = 10_000
@@ -402,6 +404,7 @@ class FakeGateway:
         elif isinstance(message, Goodbye):
             self.goodbyes += 1
         elif isinstance(message, Ping):
+            self.pings += 1
             step = self.snapshot.engine.step
             self._send(self._control, to, Pong(nonce=message.nonce, step=step, core_age_ms=5.0, role=self.role))
         elif isinstance(message, Command):

@@ -153,7 +153,7 @@ def test_a_counted_watch_of_thresholds_ends_with_its_engine(cli: Cli, fake: Fake
     (folder / "ppconsole").mkdir(mode=0o700, exist_ok=True)
     (folder / "ppconsole" / "config.toml").write_text('[on_incident]\ncommand = ["true"]\n')
     process = cli.process("watch", "--thresholds", "-n", "1")
-    until(lambda: fake.hellos != [] or process.poll() is not None)
+    until(lambda: fake.pings > 0 or process.poll() is not None)
     end(fake)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
