@@ -77,6 +77,16 @@ def test_an_arrival_that_cannot_be_falsifies_nothing(ago: float) -> None:
     assert (info.prepare_s, info.ttft_s, info.took_s) == (0.0, 0.25, 0.25)
 
 
+def test_an_arrival_that_is_not_known_is_that_in_the_queue_also_on_a_host_that_has_just_booted() -> None:
+    """`LLM` sends none, and the monotonic clock counts from the boot."""
+    world = CoreWorld()
+    world.now = 30.0
+    add(world, 0.0)
+    world.now += 0.25
+    world.run()
+    assert (ended(world).prepare_s, ended(world).ttft_s, ended(world).took_s) == (0.0, 0.25, 0.25)
+
+
 def test_a_command_of_a_console_counts_from_the_gateway() -> None:
     world = CoreWorld()
     world.say(Submit(prompt_token_ids=[3, 4], sampling=SAMPLING, request="r"), arrived=world.now - 0.75)

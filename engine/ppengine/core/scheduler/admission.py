@@ -38,13 +38,15 @@ class Admission:
     def resolve(self, request: Request) -> None:
         """Set the arrival, token limit and stop tokens of a request that was checked.
 
-        Times of arrival come from other processes. One in the future, or more than `ARRIVAL_MOST_S` ago, counts for
-        nothing: such a request arrives now. So no client can make a latency negative or absurd.
+        Times of arrival come from other processes; 0 is not known. Such a request arrives now, as one with a time in
+        the future, or more than `ARRIVAL_MOST_S` ago: no client can make a latency negative or absurd.
         """
         now = self._clock()
         request.arrival, self._arrivals = self._arrivals, self._arrivals + 1
         request.queued_time = now
-        if not 0.0 <= now - request.arrival_time <= ARRIVAL_MOST_S:
+        arrived = request.arrival_time
+        # The clock may count from the boot of the host, which may be seconds ago.
+        if not (arrived and 0.0 <= now - arrived <= ARRIVAL_MOST_S):
             request.arrival_time = now
         self.limit(request)
         request.note(now, "submitted > waiting")
