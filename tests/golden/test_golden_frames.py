@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from ppengine.protocol import frames
+from ppengine.protocol.control import ToGateway
 from write_frames import FOLDER, make, meaning, read
 
 VERSIONS = range(frames.PROTOCOL_MIN, frames.PROTOCOL + 1)
@@ -36,6 +38,16 @@ def test_frames_of_each_version_are_read_as_before(version: int) -> None:
     for one in messages:
         assert kept(meanings[one.name], meaning(one)), one.name
         assert frames.decode_header(one.header).proto <= version
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_verb_of_each_version_is_written_without_a_field_that_its_engines_refuse(version: int) -> None:
+    """Verbs forbid unknown fields. So a newer one is left out unless it is set."""
+    for one in read(version)[0]:
+        if one.name.startswith("to-gateway command "):
+            now = frames.encode(frames.Codec(ToGateway).decode(one.body))
+            verbs = [msgspec.msgpack.decode(body)["verb"].keys() for body in (now, one.body)]
+            assert verbs[0] <= verbs[1], one.name
 
 
 def test_each_version_has_the_messages_of_the_one_before() -> None:

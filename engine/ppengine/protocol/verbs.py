@@ -24,7 +24,7 @@ MANY_MOST = 1000
 """Most requests of one command."""
 
 
-class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True):
+class Submit(msgspec.Struct, tag="submit", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A new request: a text or token ids. `chat`: put the text through the model's chat template."""
 
     prompt: str | None = None
@@ -155,7 +155,7 @@ class Cordon(msgspec.Struct, tag="cordon", kw_only=True, forbid_unknown_fields=T
     undo: bool = False
 
 
-class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True):
+class Fault(msgspec.Struct, tag="fault", kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Break something on purpose, in an engine started with `--allow-faults`. `stage` None: not a stage."""
 
     kind: str
