@@ -181,6 +181,24 @@ async def test_a_refusal_that_comes_after_the_dialog_opens_nothing_and_says_how_
         assert line(rig).input.value == "abort r-0001"
 
 
+@pytest.mark.parametrize("text", ["submit 'tell me'", "abort r-0001"])
+async def test_a_refusal_that_comes_after_its_screen_was_left_is_a_message(text):
+    async with console(answers={"submit": TOO_LONG, "abort": TOO_LONG}, release=asyncio.Event()) as rig:
+        await rig.pilot.press("e")
+        if text.startswith("abort"):
+            await planned(rig, text)
+            await rig.pilot.press("tab", "enter", "escape")
+        else:
+            await typed(rig, text)
+        await rig.pilot.press("escape")
+        assert rig.app.screen is rig.app.main and rig.source.acted()
+        rig.source.release.set()
+        says = f"refused: INVALID: {TOO_LONG.text} (↑ after : brings it back)"
+        await rig.until(lambda: any(note.text.endswith(says) for note in rig.app.notes))
+        await rig.pilot.press("colon", "up")
+        assert line(rig).input.value == text
+
+
 async def test_a_plan_that_cannot_be_asked_for_opens_the_line_again():
     async with console(plans={"abort": LinkLost("the gateway is gone", sent=False)}) as rig:
         await typed(rig, "abort r-0001")

@@ -179,11 +179,12 @@ class LineScreen(Screen[None]):
         """Show a text that was refused in the line again, with the reason.
 
         A line that is closed opens for a key alone (`opens`): the engine may answer while keys of the screen are
-        pressed. Nor does the text take the place of another one. The message then has the keys that bring it back.
+        pressed, or after it was left. Nor does the text take the place of another one. The message then has the keys
+        that bring it back.
         """
-        line = self.line
-        is_there = line.is_open and line.mode == mode
-        is_free = is_there and not line.input.value if line.is_open else opens
+        is_open = self in self.app.screen_stack and self.line.is_open
+        is_there = is_open and self.line.mode == mode
+        is_free = is_there and not self.line.input.value if is_open else opens
         if is_free and self.is_current:
             self.open_line(mode, text, clean(why))
         else:
