@@ -9,7 +9,7 @@ import snapshots
 from ppconsole.cli import render
 from ppconsole.model.ranks import place_of
 from ppconsole.model.reduce import set_filter
-from ppconsole.model.request_fields import COLUMN_HELP, FIELDS, LETTERS, SHORT_HELP
+from ppconsole.model.request_fields import COLUMN_HELP, FIELDS, FINISHED_FIELDS, LETTERS, SHORT_HELP
 from ppconsole.model.rows import visible_requests
 from ppconsole.model.sorting import ARRIVAL, BY_ARRIVAL
 from ppconsole.model.state import ConsoleState, Output
@@ -63,9 +63,10 @@ def test_the_legend_of_the_kv_map_is_whole(name, width):
     assert (name in line) == (len(name) < 10)
 
 
-@pytest.mark.parametrize("size", [(74, 20), (86, 46), (54, 12)])
-def test_no_meaning_in_the_sort_menu_is_cut(size):
-    columns = (ARRIVAL, *dict.fromkeys(field.name for field in FIELDS.values()))
+@pytest.mark.parametrize("size", [(74, 20), (86, 46), (74, 12), (54, 12)])
+@pytest.mark.parametrize("fields", [FIELDS, FINISHED_FIELDS])
+def test_no_meaning_in_the_sort_menu_is_cut(size, fields):
+    columns = (ARRIVAL, *dict.fromkeys(field.name for field in fields.values()))
     shown = texts(sort_menu.rows(columns, BY_ARRIVAL, 3, *size))
     assert not any("…" in line for line in shown) and len(shown) <= size[1]
     assert all(any(f"{LETTERS[column]} {column}" in line for line in shown) for column in columns)

@@ -28,7 +28,7 @@ FIELDS: dict[str, Field] = {
         Field("owner", "text", lambda request: request.owner, "user or session"),
         Field("state", "text", lambda request: request.state, "waiting, finding, fetching, running, ...",
               lambda request: _STATES.index(request.state)),
-        Field("age", "seconds", lambda request: request.age_s, "time since submission"),
+        Field("age", "seconds", lambda request: request.age_s, "time since its arrival"),
         Field("in", "count", lambda request: request.prompt_tokens, "prompt tokens"),
         Field("out", "count", lambda request: request.output_tokens, "output tokens"),
         Field("blk", "count", lambda request: request.blocks, "device blocks"),
@@ -37,7 +37,7 @@ FIELDS: dict[str, Field] = {
         Field("hit", "count", lambda request: request.cached_tokens, "tokens found in the prefix cache"),
         Field("pre", "count", lambda request: request.preemptions, "preemptions"),
         Field("pri", "count", lambda request: request.priority, "priority", smallest_first=True),
-        Field("queue", "seconds", lambda request: request.queue_s, "time until it first got blocks"),
+        Field("queue", "seconds", lambda request: request.queue_s, "time in the queue until it first got blocks"),
         Field("ttft", "seconds", lambda request: request.ttft_s, "time to its first token"),
         Field("itl", "milliseconds", lambda request: request.itl_ms, "mean time between its tokens"),
         Field("itl99", "milliseconds", lambda request: request.itl_p99_ms, "99th percentile of it"),
@@ -72,7 +72,8 @@ COLUMN_HELP = {ARRIVAL: "order of submission"} | {
 SHORT_HELP = COLUMN_HELP | {
     "state": "its state", "fill": "computed share", "hit": "prefix cache tokens", "queue": "time to first blocks",
     "ttft": "time to first token", "itl": "mean time of a token", "why": "why it does not run",
-    "reason": "how it ended", "client": "API key", "took": "submission to end",
+    "reason": "how it ended", "client": "API key", "took": "arrival to end",
+    "prepare": "arrival to the queue",
 }  # fmt: skip
 """The meanings in at most 22 cells."""
 LETTERS = letters(tuple(COLUMN_HELP))

@@ -134,7 +134,7 @@ CLI_STATUS = Section("STAGES", {
     "RANKW": "share of time spent waiting for ranks of its stage", "AGE": "since the last progress",
     "STREAM:OP": "longest open operation and its stream", "POOL": "KV blocks, requests by state, preemptions",
     "SLO": "goodput: share of requests of 5 min that met the objectives of the profile",
-    "LATENCY": "median, 90th and 99th percentile of time to first token, time between tokens, time in the queue",
+    "LATENCY": "median, 90th and 99th percentile of time to first token, between tokens, in the queue and before it",
     "OP o1": "operation under way, and its operator",
 })  # fmt: skip
 CLI_REQUESTS = Section("REQUESTS", {
@@ -144,7 +144,7 @@ CLI_REQUESTS = Section("REQUESTS", {
 })  # fmt: skip
 FINISHED = Section("FINISHED  requests that have ended, the newest first", {
     "REQ": "request id", "OWNER": "user who submitted it", "ENDED": "time since its end",
-    "TOOK": "from submission to the end", "IN OUT": "prompt and output tokens",
+    "TOOK": "from its arrival to the end", "IN OUT": "prompt and output tokens",
     **LATENCIES, "PRE": "preemptions", "REASON": "finish reason; also a field of --filter, as all of these",
     "▲ ▼": "sorted by this column: smallest, largest first",
     "p50 p90 p99": "median, 90th and 99th percentile of all requests in 5 min; in the console",

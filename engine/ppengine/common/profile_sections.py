@@ -172,7 +172,7 @@ class SloConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Service level objectives: a request that ends has met them or not. They change nothing that is scheduled."""
 
     ttft_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
-    """Most milliseconds from the submission to the first token; null: any."""
+    """Most milliseconds from the arrival to the first token; null: any."""
     itl_ms: Annotated[float, Meta(gt=0, le=600_000)] | None = None
     """Most milliseconds between two tokens of a request, in the mean; null: any."""
 
