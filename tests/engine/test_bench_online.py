@@ -15,6 +15,7 @@ from ppengine.bench.http_client import Client
 from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, at_once, poisson
 from ppengine.bench.online_figures import Slo, figures, parse_slo, quantile, ratios, remarks, table
 from ppengine.bench.online_servers import serve_words
+from ppengine.bench.server_address import Target, parse_target
 from ppengine.bench.workload import Job, Sampling
 from ppengine.common.config import ConfigError
 
@@ -89,6 +90,8 @@ def options(**fields: object) -> argparse.Namespace:
     [
         ({"rate": [5.0], "load": [50.0]}, "--rate and --load exclude each other"),
         ({"url": "localhost:8000"}, "--url localhost:8000: write it as http://HOST:PORT"),
+        ({"url": "http://h:70000"}, "--url http://h:70000: write it as http://HOST:PORT"),
+        ({"url": "unix:a.sock"}, "--url 'unix:a.sock' is no address"),
         ({"url": "http://h:1", "beside": "vllm"}, "--url is one server by itself"),
         ({"slo": "ttft=3"}, "--slo ttft=3: write limits in ms as NAME=NUMBER"),
         ({"slo": "ttft_ms=-1"}, "--slo ttft_ms=-1: write"),
@@ -98,6 +101,21 @@ def test_options_are_checked(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         online_choices(options(**fields))
     assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("http://localhost:80", Target("localhost", 80)), ("http://h:1/", Target("h", 1)),
+        ("http://h:1/a/v1/", Target("h", 1, "/a")), ("unix:///run/a", Target("localhost", 0, file="/run/a")),
+        *((f"unix:{path}", Target("localhost", 0, file=path)) for path in ("/run/v1", "/a b#c?d%20;e", "/[x")),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_socket_is_no_part_of_a_url(text: str, target: Target) -> None:
+    assert parse_target(text) == target == parse_target(str(target))
+    assert online_choices(options(url=text)).url == text
+    client = Client(Plan(target=text, requests=[]))
+    assert client._head.startswith(f"POST {target.prefix}/v1/completions HTTP/1.1\r\nhost: {target.named}\r".encode())
 
 
 def test_online_options_need_online() -> None:

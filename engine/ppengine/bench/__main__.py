@@ -10,7 +10,6 @@ import importlib.util
 import itertools
 import json
 import os
-import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from ppengine.bench.named_workloads import WORKLOADS
 from ppengine.bench.online import Choices, Online
 from ppengine.bench.online_figures import parse_slo
 from ppengine.bench.rates import Rates, limit_seconds, measured
+from ppengine.bench.server_address import parse_target
 from ppengine.bench.sides import Baseline, run_engine
 from ppengine.bench.workload import Job, file_jobs, of_round, random_jobs
 from ppengine.checkpoint.model_spec import ModelSpec, read_spec
@@ -131,8 +131,11 @@ def online_choices(arguments: argparse.Namespace) -> Choices:
         raise ConfigError("--rate and --load exclude each other: give rates, or shares of the highest one")
     if arguments.url and arguments.beside:
         raise ConfigError("--url is one server by itself; leave --beside away")
-    if arguments.url and not re.fullmatch(r"http://[^/\s:]+:\d{1,5}(/\S*)?|unix:/\S+", arguments.url):
-        raise ConfigError(f"--url {arguments.url}: write it as http://HOST:PORT or unix:/PATH")
+    if arguments.url:
+        try:
+            parse_target(arguments.url)
+        except ValueError as error:
+            raise ConfigError(f"--url {error}") from None
     if missing := [name for name in ("httptools", "uvloop") if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"--online needs {', '.join(missing)}: pip install 'ppconsole[engine,serve]'")
     return Choices(

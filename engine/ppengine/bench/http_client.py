@@ -15,13 +15,13 @@ import sys
 import time
 from collections import deque
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 import uvloop
 
 from ppengine.bench.load_plan import Outcome, Plan, Planned, Seen, report
+from ppengine.bench.server_address import parse_target
 
 _NO_CHOICE = (b'"choices":[]', b'"choices": []')
 _TEXT_MOST = 300
@@ -138,13 +138,10 @@ class Client:
     """Sends the requests of a plan, over connections that are reused."""
 
     def __init__(self, plan: Plan) -> None:
-        address = urlsplit(plan.target)
-        self._host, self._port = address.hostname or "", address.port or 80
-        self._file = address.path if address.scheme == "unix" else ""
-        path = "" if self._file else address.path.rstrip("/")
+        self._target = parse_target(plan.target)
         key = f"authorization: Bearer {plan.key}\r\n" if plan.key else ""
-        host = address.netloc or "localhost"
-        self._head = f"POST {path}/v1/completions HTTP/1.1\r\nhost: {host}\r\n{key}".encode()
+        head = f"POST {self._target.prefix}/v1/completions HTTP/1.1\r\nhost: {self._target.named}\r\n{key}"
+        self._head = head.encode()
         self._idle: deque[Connection] = deque()
         self._planned = [(one.at_s, self._encoded(plan.model, one), one.output_len) for one in plan.requests]
 
@@ -193,11 +190,11 @@ class Client:
         while self._idle:
             if (idle := self._idle.pop()).transport is not None:
                 return idle
-        loop = asyncio.get_running_loop()
-        if self._file:
-            _, made = await loop.create_unix_connection(Connection, self._file)
+        loop, target = asyncio.get_running_loop(), self._target
+        if target.file:
+            _, made = await loop.create_unix_connection(Connection, target.file)
         else:
-            _, made = await loop.create_connection(Connection, self._host, self._port)
+            _, made = await loop.create_connection(Connection, target.host, target.port)
         return made
 
     def _close(self) -> None:

@@ -25,7 +25,7 @@ class Planned(msgspec.Struct, array_like=True):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """A client's work. `target`: `http://HOST:PORT`, or a socket of ours with the core behind it."""
+    """A client's work. `target`: `http://HOST:PORT` or `unix:/PATH`, or a socket of ours with the core behind it."""
 
     target: str
     requests: list[Planned]

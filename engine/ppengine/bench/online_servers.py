@@ -13,12 +13,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import msgspec
 from typing_extensions import override
 
 from ppengine.bench.beside import vllm_arguments
+from ppengine.bench.server_address import parse_target
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.http_address import KEY_VARIABLE, parse_http
 from ppengine.offline.llm import LLM
@@ -49,7 +49,7 @@ class Server:
     name = "server"
 
     def __init__(self, target: str, key: str = "") -> None:
-        self.target, self.key = target.rstrip("/").removesuffix("/v1"), key
+        self.target, self.key = str(parse_target(target)), key
         status, body = self.get("/v1/models")
         if status != 200:
             raise ValueError(f"{self.target}/v1/models answers with status {status}: {body[:200]!r}")
@@ -169,14 +169,13 @@ def _until_200(target: str, path: str, key: str, most_s: float, check: Any) -> N
 
 
 def _get(target: str, path: str, key: str) -> tuple[int, bytes]:
-    address = urlsplit(target)
-    prefix = "" if address.scheme == "unix" else address.path
-    if address.scheme == "unix":
-        connection: HTTPConnection = _FileConnection(address.path)
+    at = parse_target(target)
+    if at.file:
+        connection: HTTPConnection = _FileConnection(at.file)
     else:
-        connection = HTTPConnection(address.hostname or "", address.port or 80, timeout=_ANSWER_S)
+        connection = HTTPConnection(at.host, at.port, timeout=_ANSWER_S)
     try:
-        connection.request("GET", prefix + path, headers={"authorization": f"Bearer {key}"} if key else {})
+        connection.request("GET", at.prefix + path, headers={"authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
         return answer.status, answer.read(_ANSWER_BYTES_MOST)
     finally:
