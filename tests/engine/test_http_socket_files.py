@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +21,7 @@ from ppengine.common.socket_files import hold_socket, remove_socket
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.listener import listen
 from ppengine.supervisor import http_port
+from typing_extensions import override
 
 
 @pytest.fixture
@@ -39,7 +43,8 @@ def test_an_address_may_be_a_path(text: str) -> None:
     ("text", "reason"),
     [
         ("unix:", "it must be"), ("unix:a.sock", "with the whole path of a Unix socket"), ("unix:/", "it must be"),
-        ("unix:/run/", "it must be"), ("unix:/a\0b", "it must be"), ("unix:/a\nb", "it must be"),
+        ("unix:/run/", "it must be"), ("unix://run/a.sock", "whole path"), ("unix:////run/a", "whole path"),
+        ("unix:/a\0b", "it must be"), ("unix:/a\nb", "it must be"),
         ("/run/a.sock", "or unix:/PATH"),
         ("unix:/" + PATH_MOST * "x", f"its path has {PATH_MOST + 1} bytes, and that of a Unix socket at most 107"),
     ],
@@ -56,11 +61,32 @@ def test_the_longest_path_is_one_of_the_kernels(folder: Path) -> None:
         assert takes_connections(address)
 
 
+@pytest.mark.parametrize("umask", [0o077, 0])
 @pytest.mark.parametrize(("keys", "mode"), [(False, 0o600), (True, 0o666)])
-def test_without_a_key_the_file_is_its_users_alone(folder: Path, keys: bool, mode: int) -> None:
-    address = parse_http(f"unix:{folder}/a")
-    with listen(address, keys=keys):
-        assert stat.S_IMODE((folder / "a").stat().st_mode) == mode
+def test_without_a_key_the_file_is_its_users_alone(folder: Path, keys: bool, mode: int, umask: int) -> None:
+    address, before = parse_http(f"unix:{folder}/a"), os.umask(umask)
+    try:
+        with listen(address, keys=keys):
+            assert stat.S_IMODE((folder / "a").stat().st_mode) == mode
+    finally:
+        assert os.umask(before) == umask, "other files have the mode that they had"
+
+
+def test_a_link_in_place_of_the_file_changes_no_other_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may write to the folder replaces the file as soon as it is there."""
+    private = folder / "private"
+    private.touch(0o600)
+
+    class Replaced(socket.socket):
+        @override
+        def bind(self, address: Any, /) -> None:
+            super().bind(address)
+            Path(address).unlink()
+            Path(address).symlink_to(private)
+
+    monkeypatch.setattr(socket, "socket", Replaced)
+    listen(parse_http(f"unix:{folder}/a"), keys=True).close()
+    assert (folder / "a").is_symlink() and stat.S_IMODE(private.stat().st_mode) == 0o600
 
 
 def test_a_file_that_a_killed_process_left_is_replaced(folder: Path) -> None:
@@ -88,6 +114,21 @@ def test_neither_a_socket_that_is_served_nor_another_file_is_removed(folder: Pat
     assert (folder / "b").read_text() == "kept" and (folder / "c").is_symlink()
 
 
+def test_a_socket_whose_backlog_is_full_is_served(folder: Path) -> None:
+    address = parse_http(f"unix:{folder}/a")
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as clients:
+        server.bind(address.path)
+        server.listen(0)
+        with pytest.raises(BlockingIOError):
+            for _ in range(3):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(address.path)
+        assert takes_connections(address)
+        with pytest.raises(OSError, match="a process listens there"):
+            remove_socket(address.path)
+
+
 def test_one_engine_holds_a_path(folder: Path) -> None:
     (folder / "linked").symlink_to(folder)
     with http_port.reserve(parse_http(f"unix:{folder}/a")):
@@ -95,7 +136,13 @@ def test_one_engine_holds_a_path(folder: Path) -> None:
         with pytest.raises(OSError, match="in use"):
             hold_socket(f"{folder}/linked/a")
         hold_socket(f"{folder}/b").close()
+        with socket.socket(socket.AF_UNIX) as bound:  # As that of its HTTP process, a moment before it listens.
+            bound.bind(f"{folder}/a")
+            with pytest.raises(OSError, match="in use"):
+                hold_socket(f"{folder}/a")
+            assert (folder / "a").is_socket(), "the file is the other engine's"
     hold_socket(f"{folder}/a").close()
+    assert not (folder / "a").exists()
     with pytest.raises(OSError, match="there is no folder"):
         hold_socket(f"{folder}/none/a")
 

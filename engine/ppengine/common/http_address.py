@@ -14,7 +14,7 @@ KEY_VARIABLE = "PPCONSOLE_API_KEY"
 PATH_MOST = 107
 """Bytes of the path of a Unix socket; see unix(7)."""
 _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
-_FILE = re.compile(r"unix:(?://)?(/[^\0-\x1f\x7f]*[^/\0-\x1f\x7f])")
+_FILE = re.compile(r"unix:(?://)?(/(?!/)[^\0-\x1f\x7f]*[^/\0-\x1f\x7f])")
 _RIGHT = (
     "it must be HOST:PORT, with an IP address of this host or localhost, and a port up to 65535 (0: a free one), or "
     "unix:/PATH, with the whole path of a Unix socket"
@@ -84,6 +84,8 @@ def takes_connections(address: HttpAddress, within_s: float = 0.2) -> bool:
         probe.settimeout(within_s)
         try:
             probe.connect(address.place)
+        except BlockingIOError:
+            return True  # A Unix socket whose backlog is full.
         except OSError:
             return False
     return True

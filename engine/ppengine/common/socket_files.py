@@ -24,11 +24,13 @@ def remove_socket(path: str) -> None:
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            Path(path).unlink()
+            Path(path).unlink(missing_ok=True)
+            return
         except FileNotFoundError:
             return
-        else:
-            raise OSError(errno.EADDRINUSE, "a process listens there", path)
+        except BlockingIOError:
+            pass  # It listens, and its backlog is full.
+    raise OSError(errno.EADDRINUSE, "a process listens there", path)
 
 
 def hold_socket(path: str) -> socket.socket:
@@ -41,11 +43,12 @@ def hold_socket(path: str) -> socket.socket:
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {file.parent}", path)
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, f"no file can be made in {file.parent}", path)
-    remove_socket(path)
     whole = os.fsencode(file.parent.resolve() / file.name)
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         held.bind(b"\0ppconsole/http/" + hashlib.sha256(whole).hexdigest().encode())
+        # Not before: the file of an engine that holds the path may be between its making and its first connection.
+        remove_socket(path)
     except OSError:
         held.close()
         raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from pathlib import Path
 
 from ppengine.common.http_address import HttpAddress
 from ppengine.common.socket_files import remove_socket
@@ -12,14 +12,15 @@ BACKLOG = 2048
 
 
 def listen(address: HttpAddress, *, keys: bool) -> socket.socket:
-    """Return a listening socket. `keys`: whether callers need an API key. Raises OSError."""
+    """Return a listening socket. `keys`: whether callers need an API key. Raises OSError.
+
+    Without keys a file is its user's alone, as a port is its host's.
+    """
     listener = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         if address.path:
             remove_socket(address.path)
-            listener.bind(address.place)
-            # No client connects before `listen`. Without a key, a file is its user's alone, as a port is its host's.
-            Path(address.path).chmod(0o666 if keys else 0o600)
+            _make_file(listener, address.path, 0o666 if keys else 0o600)
         else:
             # Other HTTP processes of the engine share the port: the kernel divides connections.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,3 +32,12 @@ def listen(address: HttpAddress, *, keys: bool) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _make_file(listener: socket.socket, path: str, mode: int) -> None:
+    """Bind to a file that has `mode` from its beginning: a chmod would follow a link that another user put there."""
+    before = os.umask(0o777 & ~mode)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
