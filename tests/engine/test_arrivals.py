@@ -101,10 +101,14 @@ def test_the_gateway_sets_the_arrival_whatever_the_console_says(tmp_path: Path) 
     assert before <= command.arrived <= time.monotonic()
 
 
-def test_a_replaced_core_counts_on() -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_replaced_core_counts_on(full: bool) -> None:
+    """From the records of a turn, and from the full state that begins a file."""
     world = CoreWorld(slo=SLO)
     add(world, world.now - 0.25)
     world.engine.commit()
+    if full:
+        world.journal.begin(world.journal.state)
     fresh = CoreWorld(before=world, serve=False, slo=SLO)
     fresh.now = world.now + 3.0
     fresh.ready()

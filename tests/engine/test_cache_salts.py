@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from core_world import CoreWorld
 from http_world import world as http_world
+from ppengine.core.journal_records import Entered
 from ppengine.core.scheduler.cache_copies import HostLimits
 from ppengine.gateway.audit import entry_of
 from ppengine.offline.prompts import submissions_of
@@ -105,13 +106,23 @@ def test_digests_without_a_salt_are_those_of_older_engines(size: int, first: int
 def test_a_replaced_core_keeps_the_salt() -> None:
     world = CoreWorld()
     prompt = [3 + place for place in range(20)]
-    sampling = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    sampling = SamplingParams(n=2, max_tokens=3, temperature=0.5, ignore_eos=True)
     for name, salt in (("a", "one"), ("b", None)):
         world.say(Submit(prompt_token_ids=prompt, sampling=sampling, request=name, cache_salt=salt))
-    for _ in range(2):  # once from its admission, and once from the full state of a core
-        world = follow(world)
+    for _ in range(3):  # as admitted; then of a core after that; then of one after the full state of a core
         salts = {request.id: request.cache_salt for request in world.engine.requests.live()}
-        assert salts == {"a": "one", "b": ""}
+        assert salts == {"a": "one", "a.1": "one", "b": "", "b.1": ""}, "all samples put blocks into the cache"
+        world = follow(world)
+        world.journal.begin(world.journal.state)
+
+
+def test_a_journal_without_prompts_has_no_salt() -> None:
+    world = CoreWorld(journal=False)
+    world.say(Submit(prompt_token_ids=[3, 4, 5], request="a", cache_salt="secret"))
+    world.engine.commit()
+    for _ in range(2):  # its admission, and the full state
+        (entered,) = (one for one in world.journal.records if isinstance(one, Entered))
+        assert entered.name == "a" and entered.cache_salt == ""
         world.journal.begin(world.journal.state)
 
 
