@@ -83,13 +83,13 @@ def test_an_engine_without_a_process_for_it_is_an_error_and_leaves_nothing_open(
 
     monkeypatch.setattr(launch, "run_supervisor", refused)
     gc.collect()
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(3):
+    before, starts = len(list(Path("/proc/self/fd").iterdir())), 8
+    for _ in range(starts):
         with pytest.raises(EngineError, match=r"the engine cannot be started: .*temporarily unavailable") as caught:
             LocalEngine(make_profile(str(TINY)))
         del caught
-    # What an earlier test has left may be closed meanwhile.
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+    # Threads of this process may open some meanwhile, and close what an earlier test has left.
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + starts
 
 
 def test_last_words_that_are_no_utf8_are_still_words(monkeypatch, tmp_path):
