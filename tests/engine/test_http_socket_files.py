@@ -15,11 +15,12 @@ import msgspec
 import pytest
 from http_world import HttpWorld
 from ppengine.common.config import ConfigError, Profile
-from ppengine.common.http_address import PATH_MOST, parse_http, takes_connections
+from ppengine.common.http_address import parse_http, takes_connections
 from ppengine.common.profile_sections import HttpConfig, ModelConfig
 from ppengine.common.socket_files import hold_socket, remove_socket
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.listener import listen
+from ppengine.protocol.discovery import SOCKET_PATH_MOST
 from ppengine.supervisor import http_port
 from typing_extensions import override
 
@@ -46,7 +47,7 @@ def test_an_address_may_be_a_path(text: str) -> None:
         ("unix:/run/", "it must be"), ("unix://run/a.sock", "whole path"), ("unix:////run/a", "whole path"),
         ("unix:/a\0b", "it must be"), ("unix:/a\nb", "it must be"),
         ("/run/a.sock", "or unix:/PATH"),
-        ("unix:/" + PATH_MOST * "x", f"its path has {PATH_MOST + 1} bytes, and that of a Unix socket at most 107"),
+        ("unix:/" + SOCKET_PATH_MOST * "x", "its path has 108 bytes, and that of a Unix socket at most 107"),
     ],
 )  # fmt: skip
 def test_a_path_that_is_none_is_refused(text: str, reason: str) -> None:
@@ -55,7 +56,7 @@ def test_a_path_that_is_none_is_refused(text: str, reason: str) -> None:
 
 
 def test_the_longest_path_is_one_of_the_kernels(folder: Path) -> None:
-    path = f"{folder}/".ljust(PATH_MOST, "x")
+    path = f"{folder}/".ljust(SOCKET_PATH_MOST, "x")
     address = parse_http(f"unix:{path}")
     with listen(address, keys=False):
         assert takes_connections(address)

@@ -101,7 +101,7 @@ def _runtime() -> list[Finding]:
         folder = runtime_dir()
     except RuntimeDirError as error:
         return [Finding("bad", "folder", str(error))]
-    # An ipc address holds 107 bytes; an engine's sockets are <folder>/<id>/<name>.
+    # An engine's sockets are <folder>/<id>/<name>.
     longest = len(str(folder)) + 32
     engines = list_engines()
     names = ", ".join(f"{record.id} ({record.name})" for record in engines) or "none"
@@ -124,8 +124,13 @@ def _engine(record: EngineRecord) -> Finding:
 
 
 def _folder(folder: Path, longest: int) -> Finding:
-    if longest > 107:
-        text = f"{folder} makes socket addresses of {longest} bytes, 107 fit; set XDG_RUNTIME_DIR to a shorter one"
+    from ppengine.protocol.discovery import SOCKET_PATH_MOST
+
+    if longest > SOCKET_PATH_MOST:
+        text = (
+            f"{folder} makes socket addresses of {longest} bytes, {SOCKET_PATH_MOST} fit; "
+            "set XDG_RUNTIME_DIR to a shorter one"
+        )
         return Finding("bad", "folder", text)
     return Finding("ok", "folder", f"{folder}, mode 0700")
 

@@ -7,12 +7,11 @@ import re
 import socket
 from typing import NamedTuple
 
+from ppengine.protocol.discovery import SOCKET_PATH_MOST
 from ppengine.protocol.error_text import shown
 
 KEY_VARIABLE = "PPCONSOLE_API_KEY"
 """Environment variable with one API key, beside those of the file `http.keys`."""
-PATH_MOST = 107
-"""Bytes of the path of a Unix socket; see unix(7)."""
 _FORM = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*):([0-9]{1,5})")
 _FILE = re.compile(r"unix:(?://)?(/(?!/)[^\0-\x1f\x7f]*[^/\0-\x1f\x7f])")
 _RIGHT = (
@@ -64,8 +63,10 @@ class HttpAddress(NamedTuple):
 def parse_http(text: str) -> HttpAddress:
     """Return the address in `text`. Raises ValueError, in one line."""
     if (file := _FILE.fullmatch(text)) is not None:
-        if (size := len(file[1].encode("utf-8", "surrogateescape"))) > PATH_MOST:
-            raise ValueError(f"{shown(text)}: its path has {size} bytes, and that of a Unix socket at most {PATH_MOST}")
+        if (size := len(file[1].encode("utf-8", "surrogateescape"))) > SOCKET_PATH_MOST:
+            raise ValueError(
+                f"{shown(text)}: its path has {size} bytes, and that of a Unix socket at most {SOCKET_PATH_MOST}"
+            )
         return HttpAddress("", 0, file[1])
     form = _FORM.fullmatch(text)
     if form is None or int(form[2]) > 65535:

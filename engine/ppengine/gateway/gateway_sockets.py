@@ -17,6 +17,7 @@ from ppengine.common.cluster import HANDSHAKE_MS, NAMES
 from ppengine.common.config import EngineConfig
 from ppengine.common.sockets import NOBLOCK, Bindings, bind_tcp, readable
 from ppengine.gateway.connections import Connections
+from ppengine.protocol.discovery import SOCKET_PATH_MOST
 from ppengine.protocol.frames import MAX_FRAME_BYTES
 from ppengine.protocol.keys import KeyFileError, Keypair, write_keypair
 
@@ -27,7 +28,6 @@ TCP_BUFFER = 128 * 1024
 """Bytes that the kernel holds for a TCP peer: a second at 1 Mbit/s, and not the half minute of its default."""
 BURST = 200
 """Messages taken from one socket before the next socket's turn."""
-_PATH_MOST = 107
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
@@ -48,8 +48,8 @@ class Sockets:
         longest = max(len(os.fsencode(config.endpoint(name))) for name in ("control", "collect", "report")) - len(
             "ipc://"
         )
-        if longest > _PATH_MOST:
-            raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {_PATH_MOST} work")
+        if longest > SOCKET_PATH_MOST:
+            raise OSError(f"socket paths in {config.run_dir} have {longest} bytes, at most {SOCKET_PATH_MOST} work")
         self._context, self._config, self._server, self._connections = context, config, server, connections
         self._bindings = Bindings()
         self.state = self._public("state", zmq.XPUB, STATE_HWM)

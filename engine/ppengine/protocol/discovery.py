@@ -22,6 +22,9 @@ import msgspec
 from ppengine.protocol import kept_files
 from ppengine.protocol.json_files import read_json_file
 
+SOCKET_PATH_MOST = 107
+"""Bytes of the path of a Unix socket; see unix(7)."""
+
 ENDED_MOST, NEWEST_KEPT = 10, 3
 """Ended engines whose files are kept: the newest ones anyway, and of the others those with a fault stay longest."""
 

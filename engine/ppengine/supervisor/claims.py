@@ -29,7 +29,6 @@ from ppengine.protocol.keys import KeyFileError
 from ppengine.protocol.place import Place
 
 LONGEST_SOCKET = "control"
-_SOCKET_PATH_BYTES = 107
 CLEAR_S = 5.0
 """Seconds for a killed process to be gone."""
 _OWNER = ".owner"
@@ -176,10 +175,10 @@ def _is_private(path: Path) -> bool:
 def check_socket_path(run_dir: Path) -> None:
     """Raise ClaimError if the sockets in `run_dir` have longer paths than the system takes."""
     longest = len(os.fsencode(run_dir / LONGEST_SOCKET))
-    if longest > _SOCKET_PATH_BYTES:
+    if longest > discovery.SOCKET_PATH_MOST:
         raise ClaimError(
-            f"{run_dir}/{LONGEST_SOCKET} has {longest} bytes, a socket path at most {_SOCKET_PATH_BYTES}; "
-            f"set XDG_RUNTIME_DIR to a folder with a name shorter by {longest - _SOCKET_PATH_BYTES}"
+            f"{run_dir}/{LONGEST_SOCKET} has {longest} bytes, a socket path at most {discovery.SOCKET_PATH_MOST}; "
+            f"set XDG_RUNTIME_DIR to a folder with a name shorter by {longest - discovery.SOCKET_PATH_MOST}"
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ppengine.common.config import EngineConfig
+from ppengine.protocol.discovery import SOCKET_PATH_MOST
 from ppengine.supervisor.launch.launcher import ExecutorError
 
 _SOCKET_BYTES = 66
@@ -32,7 +33,8 @@ class RaySession:
     def folder(self) -> Path:
         """Files of a local Ray: in the run folder, or the ring folder if that name is too long for Ray's sockets."""
         folder = Path(self._config.run_dir) / "ray"
-        return folder if len(os.fsencode(folder)) + _SOCKET_BYTES <= 107 else Path(self._config.ring_dir) / "ray"
+        fits = len(os.fsencode(folder)) + _SOCKET_BYTES <= SOCKET_PATH_MOST
+        return folder if fits else Path(self._config.ring_dir) / "ray"
 
     def join(self) -> None:
         """Start or join Ray. Raises ExecutorError."""
