@@ -25,6 +25,7 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.connection import TRANSPORT, Connection, server_config
+from ppengine.http.event_rows import EventRows
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
@@ -82,6 +83,7 @@ class ScriptedLink:
     )
     silent: bool = False
     outbox: Outbox = field(default_factory=Outbox)
+    rows: EventRows = field(default_factory=EventRows)
     open_requests: int = 0
 
     async def submit(

@@ -131,7 +131,7 @@ async def test_each_answer_of_a_connection_has_one_end(path: bytes, body: bytes)
 def test_no_comment_is_sent_behind_the_last_event() -> None:
     known: dict[str, Any] = {"cycle": lambda: SimpleNamespace()}
     scope = {"extensions": {connection.TRANSPORT: known}}
-    connection.begin_events(scope, chunked=True)
+    connection.begin_events(scope, lambda: None, chunked=True)
     assert known["sign"]
     assert connection.end_events(scope, chunked=True) == b"0\r\n\r\n" and not known["sign"]
     assert connection.end_events(scope, chunked=False) == b""

@@ -18,6 +18,7 @@ from ppengine.http.chat_answer import ChatAnswer
 from ppengine.http.chat_fields import ChatRequest
 from ppengine.http.client_stats import Call, ClientStats
 from ppengine.http.completion_answer import CompletionAnswer
+from ppengine.http.event_rows import EventRows
 from ppengine.http.event_stream import EventStream, all_parts
 from ppengine.http.followed import Followed
 from ppengine.http.front_link import ANSWERS
@@ -60,7 +61,7 @@ def new_call() -> Call:
 
 
 def generation(samples: int = 1, first: int = 0, interval: int = 1, stops: tuple[str, ...] = ()) -> Generation:
-    link: Any = SimpleNamespace(end_sample=lambda followed, sample: None, outbox=Outbox())
+    link: Any = SimpleNamespace(end_sample=lambda followed, sample: None, outbox=Outbox(), rows=EventRows())
     followed = Followed("r", samples, [0] * samples, interval=interval)
     return Generation(link, Words(), followed, [1], first, list(stops), 0)
 

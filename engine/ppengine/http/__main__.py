@@ -17,6 +17,7 @@ from ppengine.common import garbage
 from ppengine.common.begin_process import begin
 from ppengine.common.config import ConfigError, EngineConfig
 from ppengine.common.http_address import parse_http
+from ppengine.http import event_library
 from ppengine.http.api_keys import ApiKeys
 from ppengine.http.app import Routes
 from ppengine.http.call_trace import CallTraces
@@ -24,6 +25,7 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.connection import server_config
+from ppengine.http.event_rows import EventRows
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.listener import listen
@@ -99,7 +101,8 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     rules = ClientLimits(stats)
     traces = traces_of(config, role)
     link = FrontLink(
-        config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces
+        config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces,
+        EventRows(event_library.load(Path(config.run_dir))),
     )  # fmt: skip
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)

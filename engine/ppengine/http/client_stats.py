@@ -37,6 +37,12 @@ class Client:
     between: dict[float, int] = field(default_factory=dict)
     """Tokens of that message that are not in the counts yet, by the time of the token before."""
 
+    def add_later(self, before: float, count: int, now: float) -> None:
+        """Count tokens of the time `now` whose tokens before came at the time `before`."""
+        if self.now != now:
+            self.turn(now)
+        self.between[before] = self.between.get(before, 0) + count
+
     def turn(self, now: float) -> None:
         """Count the tokens of the newest message, and go on with that of the time `now`."""
         for before, count in self.between.items():

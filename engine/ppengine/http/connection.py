@@ -198,7 +198,12 @@ class Connection(HttpToolsProtocol):
         """Send bytes without a meaning, and again after `next_s`: the second write fails if the client has left."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
-        self.transport.write(self._sign())
+        sign = self._sign()
+        assert self._answered is not None, "one is under way"
+        known: Any = self._answered.scope["extensions"][TRANSPORT]
+        if "settle" in known:
+            known["settle"]()
+        self.transport.write(sign)
         self.loop.call_later(next_s, self._probe, min(3 * next_s, PROBE_MOST_S))
 
     def _sign(self) -> bytes:
@@ -284,9 +289,11 @@ def ends_with_connection(scope: Scope) -> bool:
     return True
 
 
-def begin_events(scope: Scope, *, chunked: bool) -> None:
-    """Note that events follow: between two of them, a comment may be sent."""
-    scope["extensions"][TRANSPORT]["sign"] = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT
+def begin_events(scope: Scope, settle: Callable[[], None], *, chunked: bool) -> None:
+    """Note that events follow: between two of them, behind a call of `settle`, a comment may be sent."""
+    known = scope["extensions"][TRANSPORT]
+    known["sign"] = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if chunked else _COMMENT
+    known["settle"] = settle
 
 
 def end_events(scope: Scope, *, chunked: bool) -> bytes:

@@ -17,7 +17,6 @@ from ppengine.http.answer_forms import Answer
 from ppengine.http.api_errors import ApiError
 from ppengine.http.client_stats import Call
 from ppengine.http.generation import Generation, Part
-from ppengine.http.plain_events import PlainEvents
 from ppengine.protocol.offline import Piece
 
 log = logging.getLogger("ppengine.http")
@@ -149,13 +148,13 @@ class EventStream:
         self._wake.set()
 
     def _part(self, generation: Generation, part: Part) -> None:
-        """Write the events of a part, and leave those behind it to `PlainEvents` if they are plain."""
+        """Write the events of a part. Later ones get a row if they are plain, and alone on their connection."""
         self._write(self._answer.part(part))
         frame, followed = self._answer.frame(part.choice), generation.followed
         if frame is None or self._full or not self._chunked or followed.interval > 1 or self._call.observed:
             return
-        if generation.even:
-            followed.single = PlainEvents(generation, frame, self._call, self._transport, self._outbox, self)
+        if generation.even and len(self._generations) == 1:
+            followed.single = generation.link.rows.add(generation, frame, self._call, self._transport)
 
     def _write(self, data: bytes) -> None:
         """Write events, as a chunk or as they are, unless there are none, or the client has not read many before."""

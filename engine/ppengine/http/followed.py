@@ -10,11 +10,7 @@ from ppengine.protocol.offline import Piece
 
 
 class SingleTokens(Protocol):
-    """A reader of nearly all tokens of a request; see `PlainEvents`."""
-
-    def take(self, offset: int, token: int, now: float) -> bool:
-        """Take the token behind `offset` others, of the time `now`. Return False, with nothing done, if it cannot."""
-        ...
+    """A reader of nearly all tokens of a request; see `EventRow`."""
 
     def settle(self) -> None:
         """End its work, before another piece is read."""
@@ -34,7 +30,7 @@ class Followed:
     interval: int = 1
     """Tokens of a sample that are handed out together, after its first."""
     single: SingleTokens | None = None
-    """Reader of the next single tokens, as long as it takes them."""
+    """Reader of the next single tokens, until another piece comes."""
     _waiting: list[Piece] = field(default_factory=list)
     _kept: dict[int, Piece] = field(default_factory=dict)
     """Pieces with fewer tokens, by sample."""

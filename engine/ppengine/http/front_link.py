@@ -13,6 +13,7 @@ import msgspec
 
 from ppengine.http.call_trace import CallTraces
 from ppengine.http.engine_state import EngineState
+from ppengine.http.event_rows import EventRows
 from ppengine.http.followed import Followed
 from ppengine.http.front_socket import FrontSocket
 from ppengine.http.outbox import Outbox
@@ -59,9 +60,11 @@ class FrontLink:
 
     def __init__(
         self, endpoint: str, session: str, on_state: Callable[[StateAnswer], None], interval: int = 1,
-        traces: CallTraces | None = None,
+        traces: CallTraces | None = None, rows: EventRows | None = None,
     ) -> None:  # fmt: skip
         """`on_state` is called with each new state of the engine. `interval`: see `Followed`."""
+        self.rows = rows or EventRows()
+        """Streams whose events need no other work."""
         self._traces = traces
         self._left: dict[str, int] = {}
         """Samples whose times have not come, by request that was left; none without traces."""
@@ -217,12 +220,11 @@ class FrontLink:
         now, open_ = time.monotonic(), self._open
         columns = news.singles
         with self.outbox:
-            for request, offset, token in zip(columns.requests, columns.offsets, columns.token_ids, strict=True):
+            for at in self.rows.send(columns, now):
+                request = columns.requests[at]
                 one = open_.get(request)
-                if one is None:
-                    continue  # Its client has left.
-                if one.single is None or not one.single.take(offset, token, now):
-                    gap |= not one.take(Piece(request, 0, offset, [token]))
+                if one is not None:  # Otherwise its client has left.
+                    gap |= not one.take(Piece(request, 0, columns.offsets[at], [columns.token_ids[at]]))
             for piece in news.pieces:
                 one = open_.get(piece.request)
                 if self._traces is not None and piece.finish_reason is not None:

@@ -166,7 +166,8 @@ class GenerationResponse(Response):
         ]  # fmt: skip
         chunked = not ends_with_connection(scope)
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        begin_events(scope, chunked=chunked)
+        # The first stream alone may send past the transport.
+        begin_events(scope, self._generations[0].followed.settle, chunked=chunked)
         stream = EventStream(
             self._answer, self._generations, self._call, transport_of(scope), chunked=chunked,
             close=partial(end_events, scope, chunked=chunked),
