@@ -255,22 +255,22 @@ async def test_tools_need_a_parser() -> None:
 
 
 class Child:
-    """The process of chat templates: it renders a chat at the third look at it."""
+    """The process of chat templates: it renders a chat at the third look at it, and stays."""
 
     def __init__(self, *given: Any, socket: str) -> None:
-        self.idle, self.looks = True, 0
+        self.idle, self.busy, self.looks = True, False, 0
         self._end: Any = None
 
     def check_room(self) -> None:
         """There is room."""
 
     def render(self, chat: Chat, most: int, end: Any) -> None:
-        self.idle, self._end = False, end
+        self.idle, self.busy, self._end = False, True, end
 
     def advance(self) -> None:
         self.looks += 1
-        if self.looks == 3 and not self.idle:
-            self.idle = True
+        if self.looks % 3 == 0 and self.busy:
+            self.busy = False
             self._end(Rendered(number=1, text="done"))
 
     def close(self) -> None:
@@ -317,27 +317,24 @@ def test_an_engine_that_takes_no_chats_starts_none(tmp_path: Path, template: boo
     assert made.takes_chats is taken
 
 
-async def test_the_templates_process_is_looked_at_only_while_there_is_one(
+async def test_the_templates_process_is_looked_at_often_only_while_it_has_a_chat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_renderer, "TemplateProcess", Child)
-
-    async def poll(timeout: int) -> int:
-        return await asyncio.sleep(0, 0)
-
+    monkeypatch.setattr(chat_renderer, "LOOK_S", 0.001)
+    monkeypatch.setattr(chat_renderer, "CALM_S", 3600.0)
     config: Any = SimpleNamespace(run_dir=str(tmp_path), endpoint=lambda name: f"ipc://{tmp_path}/s")
     renderer = ChatRenderer(config, "http0")
-    monkeypatch.setattr(renderer._socket, "poll", poll)
     child: Any = renderer._process
     running = asyncio.create_task(renderer.run(early=False))
     try:
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert child.looks == 0
-        assert await asyncio.wait_for(renderer.render(Chat(messages=[]), 9), 60) == "done"
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert child.looks == 3
+        for looks in (3, 6):
+            await asyncio.sleep(0.02)
+            assert child.looks == looks - 3
+            assert await asyncio.wait_for(renderer.render(Chat(messages=[]), 9), 60) == "done"
+            assert child.looks == looks
+        await asyncio.sleep(0.02)
+        assert child.looks == 6
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -98,6 +98,11 @@ class TemplateProcess:
         """Whether there is no chat and no child, so that `advance` does nothing."""
         return self._chat is None and self.child.gone
 
+    @property
+    def busy(self) -> bool:
+        """Whether there is a chat, so that the child has a deadline."""
+        return self._chat is not None
+
     def start_early(self) -> None:
         """Start the child before the first chat, which would wait for it."""
         if self.child.process is None:

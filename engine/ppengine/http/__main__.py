@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 import uvloop
@@ -35,6 +37,9 @@ from ppengine.http.shared_use import SharedUse
 
 log = logging.getLogger("ppengine.http")
 
+DATE_S = 1.0
+"""Seconds after which the date of answers is made again."""
+
 
 class Server(uvicorn.Server):
     """uvicorn's server. At a signal the open answers get an end that clients know; otherwise they would be cut."""
@@ -44,11 +49,25 @@ class Server(uvicorn.Server):
         self._link = link
         self.begun = asyncio.Event()
         """Set once connections are taken."""
+        self._signal = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.begun.set()
+
+    @override
+    async def main_loop(self) -> None:
+        # As uvicorn does, which looks for a signal ten times a second.
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._signal.wait(), DATE_S)
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._signal.set)
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -19,8 +20,8 @@ from ppengine.protocol.frames import MAX_FRAME_BYTES, Codec, ProtocolError
 
 log = logging.getLogger("ppengine.http")
 
-LOOK_S = 0.1
-"""Seconds between two looks at the child, for its end and its deadline."""
+LOOK_S, CALM_S = 0.1, 1.0
+"""Seconds between two looks at the child, for its end and its deadline: with a chat, and without one."""
 
 
 class ChatRenderer:
@@ -37,7 +38,7 @@ class ChatRenderer:
         self._socket.bind(config.endpoint(name))
         self._codec = Codec(FromRenderer)
         self._begun = asyncio.Event()
-        """Set by a chat: without chats no look at the child is due."""
+        """Set by a chat."""
         self._process = TemplateProcess(Path(config.run_dir), self._give, time.monotonic, self._report, socket=name)
 
     async def render(self, chat: Chat, most: int) -> str:
@@ -63,23 +64,30 @@ class ChatRenderer:
 
     async def run(self, *, early: bool) -> None:
         """Serve the child until this is cancelled. `early`: chats may come, and the first should not wait for it."""
+        reading = asyncio.create_task(self._read())
         try:
             if early:
                 self._process.start_early()
-            while True:
-                if self._process.idle:
-                    self._begun.clear()
-                    await self._begun.wait()
-                if await self._socket.poll(int(1e3 * LOOK_S)):
-                    name, *frames = await self._socket.recv_multipart()
-                    try:
-                        self._process.take(name, self._codec.decode(frames[-1]))
-                    except ProtocolError as error:
-                        log.warning("from the process of chat templates: %s", error)
+            while not reading.done():
+                self._begun.clear()
+                wait_s = LOOK_S if self._process.busy else None if self._process.idle else CALM_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._begun.wait(), wait_s)
                 self._process.advance()
+            reading.result()
         finally:
+            reading.cancel()
             self._process.close()
             self._context.destroy(linger=0)
+
+    async def _read(self) -> None:
+        """Take the answers of the child."""
+        while True:
+            name, *frames = await self._socket.recv_multipart()
+            try:
+                self._process.take(name, self._codec.decode(frames[-1]))
+            except ProtocolError as error:
+                log.warning("from the process of chat templates: %s", error)
 
     def _give(self, name: bytes, payload: bytes) -> None:
         task = asyncio.ensure_future(self._socket.send_multipart([name, payload]))
