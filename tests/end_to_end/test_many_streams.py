@@ -81,4 +81,6 @@ async def test_a_killed_process_takes_its_own_of_200_streams_and_leaves_no_reque
             assert 0 < closed < STREAMS, "both processes had some"
             assert texts.count(written) == STREAMS - closed, "the others are whole"
             await op.idle()
-        wait_until(lambda: engine.find_pids() is None and engine.pids.get("http0", gone) != gone, "another one is there")
+        wait_until(
+            lambda: engine.find_pids() is None and engine.pids.get("http0", gone) != gone, "another one is there"
+        )

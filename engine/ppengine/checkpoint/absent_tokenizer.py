@@ -14,7 +14,7 @@ class AbsentTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         self.eos, self.eos_id = None, None
-        self.fixed_texts, self.known_json = {}, {}
+        self.fixed_texts = {}
         self._special_ids = frozenset()
 
     @property

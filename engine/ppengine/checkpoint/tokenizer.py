@@ -45,8 +45,6 @@ class Tokenizer:
 
         A byte-level vocabulary joins the bytes of tokens, so a token of whole characters has one text.
         """
-        self.known_json: dict[int, tuple[bytes, int]] = {}
-        """Answers of `fixed_json`, as far as they are known."""
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -117,10 +115,7 @@ class Tokenizer:
     def fixed_json(self, token: int) -> tuple[bytes, int] | None:
         """Return `fixed_text` as JSON, and its length in characters."""
         text = self.fixed_text(token)
-        if text is None:
-            return None
-        known = self.known_json[token] = msgspec.json.encode(text), len(text)
-        return known
+        return None if text is None else (msgspec.json.encode(text), len(text))
 
     def is_silent(self, token: int) -> bool:
         """Return whether `token` adds nothing to a text: a special one, or padding of the vocabulary."""
@@ -184,6 +179,10 @@ class DetokStream:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], spoken: Mapping[int, str]) -> None:
         self._tokenizer, self._spoken = tokenizer, spoken
         self._fixed = tokenizer.fixed_texts
+        last = tokenizer.fixed_text(prompt_ids[-1]) if prompt_ids else None
+        if last is not None:
+            self._ids, self._given, self._prefix = [prompt_ids[-1]], 1, last
+            return
         # The last whole character of the prompt is context enough; one has at most four bytes, so four tokens.
         heard = (token for token in reversed(prompt_ids[-16:]) if not tokenizer.is_silent(token))
         self._ids = [*islice(heard, 4)][::-1]
