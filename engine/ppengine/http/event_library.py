@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import shutil
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,20 +18,17 @@ _COMPILER_S = 20
 _GROUPS_MOST = 64
 
 
-class Text(ctypes.Structure):
-    """Text of a token: JSON with its quotes, and its length in characters."""
+TEXT = struct.Struct("@PII")
+"""Text of a token: the address and size of its JSON, with quotes, and its length in characters."""
+ROW = struct.Struct("@dPPIIIIii")
+"""A stream: the fields of `row` in `event_rows.c`."""
 
-    _fields_ = (("bytes", ctypes.c_char_p), ("size", ctypes.c_uint32), ("characters", ctypes.c_uint32))
 
-
-class Row(ctypes.Structure):
-    """A stream: see `event_rows.c`."""
-
-    _fields_ = (
-        ("at", ctypes.c_double), ("head", ctypes.c_char_p), ("tail", ctypes.c_char_p), ("head_size", ctypes.c_uint32),
-        ("tail_size", ctypes.c_uint32), ("known", ctypes.c_uint32), ("characters", ctypes.c_uint32),
-        ("descriptor", ctypes.c_int32), ("client", ctypes.c_int32),
-    )  # fmt: skip
+def address_of(data: bytes) -> int:
+    """Return the address of bytes, for as long as they are kept."""
+    found = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    assert found is not None, "bytes are somewhere"
+    return found
 
 
 class Group(ctypes.Structure):

@@ -10,13 +10,14 @@ import asyncio
 import ctypes
 import os
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Protocol
 
 from ppengine.checkpoint.tokenizer import Tokenizer
 from ppengine.http import event_library
 from ppengine.http.client_stats import Call, Client
+from ppengine.http.event_library import ROW, TEXT, address_of
 from ppengine.http.followed import Followed
 from ppengine.protocol.offline import Singles
 
@@ -41,14 +42,14 @@ class Stream(Protocol):
 class EventRow:
     """One stream, from its creation until it settles. Its row begins once nothing waits in its transport."""
 
-    __slots__ = ("begun", "call", "frame", "number", "over", "rows", "stream", "transport")
+    __slots__ = ("begun", "call", "frame", "number", "over", "rows", "stream", "transport", "write")
 
     def __init__(
         self, rows: EventRows, stream: Stream, frame: tuple[bytes, bytes], call: Call,
-        transport: asyncio.WriteTransport,
+        transport: asyncio.WriteTransport, write: Callable[[bytes], None],
     ) -> None:  # fmt: skip
-        """`stream` is the only one of its connection. `frame`: the bytes around a text."""
-        self.rows, self.stream, self.call, self.transport = rows, stream, call, transport
+        """`stream` is the only one of its connection. `frame`: the bytes around a text. `write`: to the transport."""
+        self.rows, self.stream, self.call, self.transport, self.write = rows, stream, call, transport, write
         self.frame = frame[0], frame[1] + b"\r\n"
         self.begun = stream.followed.counts[0]
         self.number: int | None = None
@@ -66,7 +67,11 @@ class EventRows:
 
     def __init__(self, library: ctypes.PyDLL | None = None) -> None:
         self._library = library
-        self._rows, self._texts = (event_library.Row * ROWS_MOST)(), (event_library.Text * TEXTS_MOST)()
+        # Of ctypes: such memory is not touched before it is used, and has an address.
+        self._rows = (ctypes.c_char * (ROW.size * ROWS_MOST))()
+        self._texts = (ctypes.c_char * (TEXT.size * TEXTS_MOST))()
+        self._spoken: dict[bytes, int] = {}
+        """Texts in JSON, with their addresses."""
         self._message, self._result = event_library.Message(), event_library.Result()
         self._lists = array("I"), array("I")
         self._free = list(range(ROWS_MOST - 1, -1, -1))
@@ -79,12 +84,13 @@ class EventRows:
         self._names: list[Client] = []
 
     def add(
-        self, stream: Stream, frame: tuple[bytes, bytes], call: Call, transport: asyncio.WriteTransport
-    ) -> EventRow | None:
+        self, stream: Stream, frame: tuple[bytes, bytes], call: Call, transport: asyncio.WriteTransport,
+        write: Callable[[bytes], None],
+    ) -> EventRow | None:  # fmt: skip
         """Give a stream a row as soon as its transport has sent all; None without the library."""
         if self._library is None:
             return None
-        row = EventRow(self, stream, frame, call, transport)
+        row = EventRow(self, stream, frame, call, transport, write)
         self._waiting.append(row)
         return row
 
@@ -100,15 +106,15 @@ class EventRows:
 
     def end(self, owner: EventRow, number: int) -> None:
         """End a row; its owner gets its counts."""
-        row, stream = self._rows[number], owner.stream
+        at, *_, known, characters, descriptor, _ = ROW.unpack_from(self._rows, number * ROW.size)
+        stream = owner.stream
         del self._numbers[stream.followed.request], self._owners[number]
         self._free.append(number)
-        os.close(row.descriptor)
-        row.head = row.tail = None
-        stream.followed.counts[0] = row.known
-        if row.known > owner.begun:
-            stream.catch_up(row.known - owner.begun, row.characters)
-            owner.call.times[stream.first] = row.at
+        os.close(descriptor)
+        stream.followed.counts[0] = known
+        if known > owner.begun:
+            stream.catch_up(known - owner.begun, characters)
+            owner.call.times[stream.first] = at
 
     def _begin(self, one: EventRow) -> bool:
         """Give a stream its row, unless bytes of it wait, which come first. Return whether that needs no other try."""
@@ -123,9 +129,9 @@ class EventRows:
             return True  # The process has too many of them.
         one.number = number = self._free.pop()
         stream, (head, tail) = one.stream, one.frame
-        self._rows[number] = event_library.Row(
-            one.call.times[stream.first], head, tail, len(head), len(tail), one.begun, 0, descriptor,
-            self._client(one.call.client),
+        ROW.pack_into(
+            self._rows, number * ROW.size, one.call.times[stream.first], address_of(head), address_of(tail), len(head),
+            len(tail), one.begun, 0, descriptor, self._client(one.call.client),
         )  # fmt: skip
         self._numbers[stream.followed.request] = number
         self._owners[number] = one
@@ -171,11 +177,16 @@ class EventRows:
         except Exception:  # noqa: BLE001  # The longer way fails at it too, and that ends this request alone.
             return
         if known is not None and token < TEXTS_MOST:
-            self._texts[token] = event_library.Text(known[0], len(known[0]), known[1])
+            json, characters = known
+            if json not in self._spoken:
+                self._spoken[json] = address_of(json)
+            TEXT.pack_into(self._texts, token * TEXT.size, self._spoken[json], len(json), characters)
 
     def _send_rest(self, owner: EventRow, token: int, sent: int) -> None:
         """Leave the rest of an event to the transport, and later events with it: the client does not read."""
-        (head, tail), text = owner.frame, self._texts[token].bytes
+        known = owner.stream.tokenizer.fixed_json(token)
+        assert known is not None, "a part of it was sent"
+        (head, tail), (text, _) = owner.frame, known
         chunk = b"%x\r\n%b%b%b" % (len(head) + len(text) + len(tail) - 2, head, text, tail)
-        owner.transport.write(chunk[sent:])
         owner.stream.followed.settle()
+        owner.write(chunk[sent:])

@@ -154,7 +154,7 @@ class EventStream:
         if frame is None or self._full or not self._chunked or followed.interval > 1 or self._call.observed:
             return
         if generation.even and len(self._generations) == 1:
-            followed.single = generation.link.rows.add(generation, frame, self._call, self._transport)
+            followed.single = generation.link.rows.add(generation, frame, self._call, self._transport, self._send)
 
     def _write(self, data: bytes) -> None:
         """Write events, as a chunk or as they are, unless there are none, or the client has not read many before."""
