@@ -79,6 +79,25 @@ async def test_a_wrong_command_stays_in_the_line_until_it_is_right(text, says):
         assert not line(rig).is_open and rig.source.commands == []
 
 
+@pytest.mark.parametrize("keys", [(), ("H",)], ids=["main", "finished"])
+async def test_a_wrong_filter_stays_in_the_line_until_it_is_right(keys):
+    async with console() as rig:
+        await rig.pilot.press(*keys, "slash", *"ownr:alice")
+        says = "no field 'ownr'; did you mean owner?"
+        assert says in shown(rig)[-1], "while it is typed, in place of the keys"
+        await rig.pilot.press("enter")
+        assert line(rig).is_open and line(rig).mode == "filter" and line(rig).input.value == "ownr:alice"
+        *error, field, foot = shown(rig)
+        assert says in " ".join(row[2:] for row in error) and field.startswith("FILTER / ownr:alice")
+        assert says not in foot and list(rig.app.notes) == []
+        await rig.pilot.press(*["left"] * 7, "e")
+        assert line(rig).input.value == "owner:alice" and line(rig).error == ""
+        await rig.pilot.press("enter")
+        assert not line(rig).is_open
+        await rig.pilot.press("slash", "escape", "slash", *"ownr:x", "enter", "escape")
+        assert not line(rig).is_open and says not in rig.screen()
+
+
 async def test_a_correction_runs():
     async with console() as rig:
         await typed(rig, "set max-tokens many")

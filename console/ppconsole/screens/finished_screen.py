@@ -166,18 +166,19 @@ class FinishedScreen(Reader):
         self.open_line(mode, self._typed if mode == "filter" else "")
 
     def typed(self, mode: Mode, text: str) -> None:
-        """Filter while typing."""
+        """Filter while typing. The error of a filter goes once it is right."""
         if mode == "filter":
             self._filter_by(text)
+            self.line.error = self.line.error if self._wrong else ""
             self.paint()
 
     def given(self, mode: Mode, text: str) -> None:
-        """Keep the filter, or run the command. A filter that cannot be understood is reported and dropped."""
-        super().given(mode, text)
+        """Keep the filter, or run the command. A filter that cannot be understood stays in the line."""
         if mode == "filter" and self._wrong:
-            self.console.report(self._wrong, bad=True)
-            self._filter_by(self._filter.text)
-        elif mode == "filter" and may_be_id(text) and not self._arranged():
+            self.open_line(mode, text, self._wrong)
+            return
+        super().given(mode, text)
+        if mode == "filter" and may_be_id(text) and not self._arranged():
             self.console.navigation.find_ended(text.strip())
 
     def left(self, mode: Mode) -> None:
@@ -190,7 +191,7 @@ class FinishedScreen(Reader):
         """Return the key line while the line is open; of a filter, why it cannot be understood."""
         if not self.line.is_open or self.line.mode != "filter":
             return super().line_foot(width)
-        if self._wrong:
+        if self._wrong and not self.line.error:
             return row((fit(self._wrong, width), "warn"))
         return footer(FINISHED_FILTER_KEYS, width, role=None)
 

@@ -124,7 +124,8 @@ class MainScreen(LineScreen):
         title = self._model.title if len(self._model.title) <= width // 2 else ""
         note = self.panels.note() or LEVEL_NOTES[self._model.state.level] or title
         foot = keys.footer(shown, width, role=self._model.role(), note=note)
-        error = self._model.state.filter_error if self.line.is_open and self.line.mode == "filter" else ""
+        filters = self.line.is_open and self.line.mode == "filter" and not self.line.error
+        error = self._model.state.filter_error if filters else ""
         wrong = row((fit(error, width), "warn")) if error else None
         self.query_one("#foot", Lines).show([wrong or self.line_foot(width) or foot])
 
@@ -327,12 +328,11 @@ class MainScreen(LineScreen):
 
     def given(self, mode: Mode, text: str) -> None:
         """Send the prompt, keep the filter, or run the command, which `:` begins on the prompt line, too."""
-        if mode != "prompt":
+        if mode == "filter" and (error := self._model.state.filter_error):
+            self.open_line(mode, text, error)
+        elif mode != "prompt":
             super().given(mode, text)
-            if mode == "filter" and (error := self._model.state.filter_error):
-                self.console.report(error, bad=True)
-                self._filter(self._model.state.wanted.text)
-            elif mode == "filter" and may_be_id(text) and not self._model.arranged():
+            if mode == "filter" and may_be_id(text) and not self._model.arranged():
                 self.console.navigation.find_ended(text.strip())
         elif text.startswith(":"):  # the line stays open, as after a prompt
             self.run_line(mode, text)
@@ -342,9 +342,11 @@ class MainScreen(LineScreen):
             self._following.submit(submission, partial(self.give_back, mode, text))
 
     def typed(self, mode: Mode, text: str) -> None:
-        """Filter while typing."""
+        """Filter while typing. The error of a filter goes once it is right."""
         if mode == "filter":
             self._filter(text)
+            self.line.error = self.line.error if self._model.state.filter_error else ""
+            self.paint()
 
     def left(self, mode: Mode) -> None:
         """Leave the line; clear the filter."""
