@@ -912,6 +912,21 @@ def test_doctor(cli: Cli, fake: FakeGateway, monkeypatch: pytest.MonkeyPatch) ->
     assert {row["what"] for row in cli("doctor", "--json").rows[0]} >= {"python", "folder", "stacks", "cores", "memory"}
 
 
+def test_doctor_says_what_a_missing_compiler_costs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ppconsole.cli import doctor
+    from ppengine.http import event_library
+
+    assert doctor.COMPILERS == event_library.COMPILERS
+    compiler = tmp_path / doctor.COMPILERS[-1]
+    compiler.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert f"ok   compiler     {compiler}\n" in cli("doctor").out
+    compiler.unlink()
+    assert "note compiler     none (cc, gcc, clang): a token over HTTP takes twice the CPU" in cli("doctor").out
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    assert "compiler" not in cli("doctor").out, "a console alone needs none"
+
+
 def test_doctor_gives_up(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppconsole.cli.doctor._cores", lambda: time.sleep(60))
     begun = time.monotonic()

@@ -27,6 +27,8 @@ _PR_SET_PTRACER = 0x59616D61
 _SPY_S = 3.0
 _ANSWER_S = 2.0
 """Seconds for the gateway of a running engine to answer."""
+COMPILERS = ("cc", "gcc", "clang")
+"""C compilers that HTTP processes look for."""
 _ENGINE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "py-spy", "ray")
 
 
@@ -65,6 +67,7 @@ def examine() -> list[Finding]:
         _engine_extra(),
         *_runtime(),
         *_stacks(),
+        *_compiler(),
         _cores(),
         _memory(),
         _shared_memory(),
@@ -165,6 +168,15 @@ def _try_stacks() -> Finding:
         return Finding("ok", "stacks", f"{spy} sees native frames, kernel.yama.ptrace_scope {scope}")
     text = f"py-spy fails: {why} (kernel.yama.ptrace_scope {scope}); stacks come from faulthandler alone"
     return Finding("note", "stacks", text)
+
+
+def _compiler() -> list[Finding]:
+    """Return the C compiler of a host that can run engines."""
+    if _version("torch") is None:
+        return []
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    lack = f"none ({', '.join(COMPILERS)}): a token over HTTP takes twice the CPU, and kernels on GPUs need one"
+    return [Finding("ok" if found else "note", "compiler", found or f"{lack}; try apt-get install gcc libc6-dev")]
 
 
 def _cores() -> Finding:

@@ -13,7 +13,7 @@ from pathlib import Path
 log = logging.getLogger("ppengine.http")
 
 SOURCE = Path(__file__).with_name("event_rows.c")
-_COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
 _COMPILER_S = 20
 _GROUPS_MOST = 64
 
@@ -61,9 +61,9 @@ def load(folder: Path) -> ctypes.PyDLL | None:
 
     No file stays. Each process compiles its own in 0.1 s: a cache would be a file that another user may have written.
     """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        log.info("no C compiler (%s) is on the PATH: streams cost more CPU", ", ".join(_COMPILERS))
+        log.info("no C compiler (%s) is on the PATH: streams cost more CPU", ", ".join(COMPILERS))
         return None
     with tempfile.TemporaryDirectory(prefix="events-", dir=folder) as made:
         target = f"{made}/events.so"
