@@ -11,10 +11,10 @@ from textual.binding import Binding, BindingType
 
 from ppconsole.model.filters import Filter, FilterError
 from ppconsole.model.request_fields import FINISHED_FIELDS, finished_filter
-from ppconsole.model.request_names import may_be_id
 from ppconsole.model.safe import clean
 from ppconsole.model.sorting import Order, arranged
 from ppconsole.screens.console import Console
+from ppconsole.screens.filter_line import FilterLine
 from ppconsole.screens.line_screen import SORT_KEY, line_key, verb_keys
 from ppconsole.screens.reader import Reader
 from ppconsole.screens.request_screen import RequestScreen
@@ -23,13 +23,12 @@ from ppconsole.view.cells import Row, column_at, fit, place, row
 from ppconsole.view.cursor import Cursor
 from ppconsole.view.keys import FINISHED_FILTER_KEYS, FINISHED_KEYS, Key, footer
 from ppconsole.widgets.lines import Lines
-from ppconsole.widgets.prompt import Mode
 
 _ABOVE = 2
 """Rows above those of the table: the line of figures, and the titles."""
 
 
-class FinishedScreen(Reader):
+class FinishedScreen(FilterLine, Reader):
     """Asks for the list every two seconds. Its body is as tall as the screen: it has the rows in view alone."""
 
     topic: ClassVar[str] = "finished"
@@ -54,7 +53,7 @@ class FinishedScreen(Reader):
         self._cursor: Cursor[finished_table.Key] = Cursor()
         self._moved = False
         """The operator chose a row; until then the first one is selected, whichever that is."""
-        self._filter_by(wanted)
+        self.filter_by(wanted)
 
     def heading(self) -> str:
         """Return the title with the number of requests, and the filter."""
@@ -153,7 +152,17 @@ class FinishedScreen(Reader):
         self._order, self._moved = order, False
         self.paint()
 
-    def _filter_by(self, text: str) -> None:
+    @property
+    def filter_text(self) -> str:
+        """The newest filter as it is written."""
+        return self._typed
+
+    @property
+    def filter_error(self) -> str:
+        """Why it cannot be understood."""
+        return self._wrong
+
+    def filter_by(self, text: str) -> None:
         """Show the requests that match `text`; one that cannot be understood keeps the last filter that could."""
         self._typed, self._wrong, self._moved = text.strip(), "", False
         try:
@@ -161,44 +170,22 @@ class FinishedScreen(Reader):
         except FilterError as error:
             self._wrong = str(error)
 
-    def action_line(self, mode: Mode) -> None:
-        """Open the line; that of the filter has the present one."""
-        self.open_line(mode, self._typed if mode == "filter" else "")
-
-    def typed(self, mode: Mode, text: str) -> None:
-        """Filter while typing. The error of a filter goes once it is right."""
-        if mode == "filter":
-            self._filter_by(text)
-            self.line.error = self.line.error if self._wrong else ""
-            self.paint()
-
-    def given(self, mode: Mode, text: str) -> None:
-        """Keep the filter, or run the command. A filter that cannot be understood stays in the line."""
-        if mode == "filter" and self._wrong:
-            self.open_line(mode, text, self._wrong)
-            return
-        super().given(mode, text)
-        if mode == "filter" and may_be_id(text) and not self._arranged():
-            self.console.navigation.find_ended(text.strip())
-
-    def left(self, mode: Mode) -> None:
-        """Leave the line; clear the filter."""
-        super().left(mode)
-        if mode == "filter":
-            self._filter_by("")
+    def shows_none(self) -> bool:
+        """Return whether no request is in the table."""
+        return not self._arranged()
 
     def line_foot(self, width: int) -> Row | None:
         """Return the key line while the line is open; of a filter, why it cannot be understood."""
         if not self.line.is_open or self.line.mode != "filter":
             return super().line_foot(width)
-        if self._wrong and not self.line.error:
-            return row((fit(self._wrong, width), "warn"))
+        if error := self.line_error:
+            return row((fit(error, width), "warn"))
         return footer(FINISHED_FILTER_KEYS, width, role=None)
 
     def action_dismiss_reader(self) -> None:
         """Clear the filter; without one, go back."""
         if self._typed:
-            self._filter_by("")
+            self.filter_by("")
             self.paint()
         else:
             super().action_dismiss_reader()

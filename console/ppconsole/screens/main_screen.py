@@ -13,14 +13,13 @@ from textual.geometry import Size
 
 from ppconsole.model.facts import may_submit
 from ppconsole.model.request_fields import FIELDS
-from ppconsole.model.request_names import may_be_id
 from ppconsole.model.sorting import ARRIVAL, Order
 from ppconsole.screens.bindings import MAIN
 from ppconsole.screens.block_map import BlockMapFeed
 from ppconsole.screens.console import Console, Selected
+from ppconsole.screens.filter_line import FilterLine
 from ppconsole.screens.following import Following
 from ppconsole.screens.layout import Layout
-from ppconsole.screens.line_screen import LineScreen
 from ppconsole.screens.marking import Marking
 from ppconsole.view import board, commands, keys, trend_rows
 from ppconsole.view.banner import banner, verdict_line
@@ -33,7 +32,7 @@ from ppconsole.widgets.note_strip import NoteStrip
 from ppconsole.widgets.prompt import Mode
 
 
-class MainScreen(LineScreen):
+class MainScreen(FilterLine):
     """Paints on the app's tick and at once on a key. The selection belongs to ids."""
 
     BINDINGS: ClassVar[list[BindingType]] = MAIN
@@ -124,9 +123,7 @@ class MainScreen(LineScreen):
         title = self._model.title if len(self._model.title) <= width // 2 else ""
         note = self.panels.note() or LEVEL_NOTES[self._model.state.level] or title
         foot = keys.footer(shown, width, role=self._model.role(), note=note)
-        filters = self.line.is_open and self.line.mode == "filter" and not self.line.error
-        error = self._model.state.filter_error if filters else ""
-        wrong = row((fit(error, width), "warn")) if error else None
+        wrong = row((fit(error, width), "warn")) if (error := self.line_error) else None
         self.query_one("#foot", Lines).show([wrong or self.line_foot(width) or foot])
 
     def refresh_blocks(self) -> None:
@@ -324,16 +321,12 @@ class MainScreen(LineScreen):
         if why:
             self.console.report(why, bad=True)
         if not why or self._model.link().state in ("stale", "lost"):
-            self.open_line(mode, self._model.state.filter if mode == "filter" else "")
+            super().action_line(mode)
 
     def given(self, mode: Mode, text: str) -> None:
         """Send the prompt, keep the filter, or run the command, which `:` begins on the prompt line, too."""
-        if mode == "filter" and (error := self._model.state.filter_error):
-            self.open_line(mode, text, error)
-        elif mode != "prompt":
+        if mode != "prompt":
             super().given(mode, text)
-            if mode == "filter" and may_be_id(text) and not self._model.arranged():
-                self.console.navigation.find_ended(text.strip())
         elif text.startswith(":"):  # the line stays open, as after a prompt
             self.run_line(mode, text)
         elif text.strip():
@@ -341,18 +334,19 @@ class MainScreen(LineScreen):
             submission = commands.prompt(prompt, self.console.settings.prompt)
             self._following.submit(submission, partial(self.give_back, mode, text))
 
-    def typed(self, mode: Mode, text: str) -> None:
-        """Filter while typing. The error of a filter goes once it is right."""
-        if mode == "filter":
-            self._filter(text)
-            self.line.error = self.line.error if self._model.state.filter_error else ""
-            self.paint()
+    @property
+    def filter_text(self) -> str:
+        """The newest filter as it is written."""
+        return self._model.state.filter
 
-    def left(self, mode: Mode) -> None:
-        """Leave the line; clear the filter."""
-        super().left(mode)
-        if mode == "filter":
-            self._filter("")
+    @property
+    def filter_error(self) -> str:
+        """Why it cannot be understood."""
+        return self._model.state.filter_error
+
+    def shows_none(self) -> bool:
+        """Return whether no request is in the table."""
+        return not self._model.arranged()
 
     def action_clear(self) -> None:
         """Clear the filter or the marks, the newer first; without both, leave the past."""
@@ -360,11 +354,11 @@ class MainScreen(LineScreen):
         if marks_first and self.marking.clear():
             self.paint()
         elif self._model.state.filter:
-            self._filter("")
+            self.filter_by("")
         else:
             self.console.leave()
 
-    def _filter(self, text: str) -> None:
+    def filter_by(self, text: str) -> None:
         """Show the requests that match `text`."""
         self._model.set_filter(text)
         self.marking.newest = False
