@@ -310,6 +310,24 @@ async def test_an_event_waits_for_bytes_that_wait_in_the_transport() -> None:
     world.end()
 
 
+@pytest.mark.parametrize("strange", [22, 9], ids=["whole", "half a character"])
+async def test_messages_that_come_before_the_answer_begins_leave_one_row(strange: int) -> None:
+    """Several may come in one turn of the loop, together with the answer that the core has taken the request."""
+    world, other = World(), World(observed=True)
+    for each in (world, other):
+        for token in range(4):
+            each.hear(Piece("r0", 0, token, [strange if token == 3 else token + 20]))
+    await asyncio.sleep(0)
+    for each in (world, other):
+        for token in range(4, 8):
+            each.hear(Piece("r0", 0, token, [token + 20]))
+        assert len(each.link.rows._owners) == (each is world)
+        each.hear(Piece("r0", 0, 8, [5], [], "length"))
+        assert await each.task is None
+        assert not each.link.rows._owners and each.counts.tokens == 9
+    assert world.transport.received == other.transport.received
+
+
 async def test_events_are_held_back_behind_a_full_buffer_and_keep_their_order() -> None:
     world = World()
     world.transport.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -42,6 +42,7 @@ class Followed:
         self._reader, waiting = reader, self._waiting
         self._waiting = []
         for piece in waiting:
+            self.settle()  # The piece before may have begun the work of a reader of single tokens.
             reader(piece)
 
     def give(self, piece: Piece) -> None:
