@@ -301,6 +301,20 @@ async def test_a_client_that_closes_its_sending_side_gets_its_answer(events: boo
     assert app.settled > 1 or not events
 
 
+async def test_bytes_that_are_no_request_cut_a_stream_under_way() -> None:
+    """A refusal would come between two of its chunks, or into one that is sent past the transport."""
+    app = Waiting(events=True)
+    async with served(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASKS)
+        await app.took.wait()
+        writer.write(b"no request\r\n\r\n")
+        received = await asyncio.wait_for(reader.read(), 20)
+        assert received.startswith(b"HTTP/1.1 200") and received.count(b"HTTP/1.1") == 1, received
+        await asyncio.wait_for(app.left.wait(), 20)
+        writer.close()
+
+
 @pytest.mark.parametrize("events", [False, True], ids=["whole", "events"])
 @pytest.mark.parametrize("halves", [False, True], ids=["at once", "its sending side first"])
 async def test_a_client_that_leaves_is_known_before_its_answer_is(events: bool, halves: bool) -> None:

@@ -108,10 +108,7 @@ class Connection(HttpToolsProtocol):
             try:
                 self._feed(part)
             except httptools.HttpParserError:
-                if len(self.headers) > HEADERS_MOST:
-                    self._end(_LARGE)
-                else:
-                    self.send_400_response("Invalid HTTP request received.")
+                self._end(_LARGE if len(self.headers) > HEADERS_MOST else b"400 Bad Request")
                 return
             if self._arrives and self._framing > HEAD_MOST:
                 self._end(_LARGE)
