@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -66,7 +67,9 @@ class Server(uvicorn.Server):
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
+        # As uvicorn does, which raises the signal again behind the last answer: it would end the other work at once.
+        self.force_exit = self.force_exit or (self.should_exit and sig == signal.SIGINT)
+        self.should_exit = True
         self._loop.call_soon_threadsafe(self._signal.set)
 
     @override
