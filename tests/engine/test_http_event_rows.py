@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import json
 import os
+import select
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -38,7 +39,7 @@ LIBRARY: list[ctypes.PyDLL | None] = []
 @pytest.fixture(scope="module", autouse=True)
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compile the code once."""
-    LIBRARY[:] = [event_library.load(tmp_path_factory.mktemp("library"))]
+    LIBRARY[:] = [asyncio.run(event_library.load(tmp_path_factory.mktemp("library")))]
     if LIBRARY == [None]:
         pytest.skip("there is no C compiler")
     yield
@@ -506,16 +507,45 @@ async def test_a_failure_of_the_tokenizer_ends_its_stream_alone(monkeypatch: pyt
     assert json.loads(failed[6:])["error"]["type"] == "server_error" and done == b"data: [DONE]"
 
 
-def test_code_that_cannot_be_made_is_explained_in_the_log(
+async def test_code_that_cannot_be_made_is_explained_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "ppengine.http")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert event_library.load(tmp_path) is None and "no C compiler (cc, gcc, clang)" in caplog.text
+    assert await event_library.load(tmp_path) is None and "no C compiler (cc, gcc, clang)" in caplog.text
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho 'stdint.h: No such file' >&2\nexit 1\n")
     compiler.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert shutil.which("cc") == str(compiler)
-    assert event_library.load(tmp_path) is None and "stdint.h: No such file" in caplog.text
+    assert await event_library.load(tmp_path) is None and "stdint.h: No such file" in caplog.text
     assert list(tmp_path.iterdir()) == [compiler], "no file stays"
+    assert await event_library.load(tmp_path / "full") is None and "No such file or directory" in caplog.text
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["late", "cancelled"])
+async def test_a_compiler_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    compiler, begun = tmp_path / "cc", tmp_path / "begun"
+    os.mkfifo(begun)
+    compiler.write_text(f"#!/bin/sh\nexec 9> {begun}\n(echo >&9; exec sleep 1000)\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(event_library, "COMPILER_S", 0.5 if late else 1000)
+    # The child writes to it, and has its other end open while it lives.
+    line = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
+    loading = asyncio.create_task(event_library.load(tmp_path))
+    try:
+        while select.select([line], [], [], 0)[0] == [] or not os.read(line, 1):
+            await asyncio.sleep(0.01)
+        if late:
+            assert await loading is None and "it took longer than 0.5 s" in caplog.text
+        else:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+        os.set_blocking(line, True)
+        assert await asyncio.to_thread(os.read, line, 1) == b""
+    finally:
+        os.close(line)
+    assert sorted(tmp_path.iterdir()) == [begun, compiler], "no file stays"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -23,8 +24,8 @@ Process = subprocess.Popen[str]
 
 
 @contextmanager
-def process(folder: Path, traces: str | None = None) -> Iterator[tuple[Process, int]]:
-    """Yield a process and its port, on which it serves. `traces`: the endpoint of traces."""
+def process(folder: Path, path: str | None = None, traces: str | None = None) -> Iterator[tuple[Process, int]]:
+    """Yield a process and its port, on which it serves. `path`: its PATH. `traces`: the endpoint of traces."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     http = HttpConfig(listen=f"127.0.0.1:{port}", otlp_traces_endpoint=traces)
@@ -36,7 +37,8 @@ def process(folder: Path, traces: str | None = None) -> Iterator[tuple[Process, 
     file = folder / "engine.json"
     file.write_bytes(msgspec.json.encode(config))
     command = [sys.executable, "-m", "ppengine.http", "--engine", str(file), "--role", "http0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as made:
+    environment = {**os.environ, **({} if path is None else {"PATH": path})}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as made:
         try:
             wait_until(lambda: health(port) == 503, "it serves", 60.0)
             yield made, port
@@ -79,3 +81,21 @@ def test_spans_of_the_last_calls_are_exported_behind_a_signal(tmp_path: Path) ->
         made.terminate()
         assert made.wait(30) == 0
         assert receiver.spans
+
+
+def test_it_serves_while_a_compiler_works_and_leaves_none_behind(tmp_path: Path) -> None:
+    compiler, begun = tmp_path / "cc", tmp_path / "begun"
+    os.mkfifo(begun)
+    compiler.write_text(f"#!/bin/sh\nexec 9> {begun}\n(echo >&9; exec sleep 1000)\n")
+    compiler.chmod(0o700)
+    line = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with process(tmp_path, path=f"{tmp_path}:/bin:/usr/bin") as (made, _):
+            os.set_blocking(line, True)
+            assert os.read(line, 1) == b"\n"
+            made.terminate()
+            assert made.wait(30) == 0
+        assert os.read(line, 1) == b""
+    finally:
+        os.close(line)
+    assert not list(tmp_path.glob("events-*")), "no file stays"

@@ -122,9 +122,9 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     stats = ClientStats(keys.limits)
     rules = ClientLimits(stats)
     traces = traces_of(config, role)
+    rows = EventRows()
     link = FrontLink(
-        config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces,
-        EventRows(event_library.load(Path(config.run_dir))),
+        config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces, rows
     )  # fmt: skip
     renderer = ChatRenderer(config, role)
     service = Service(config, link, renderer, rules, http.most_open)
@@ -141,18 +141,26 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     if traces is not None:
         work.append(traces.run())
     tasks = [asyncio.create_task(each) for each in work]
+    # It serves meanwhile: a compiler on a slow disk may take seconds.
+    compiling = asyncio.create_task(_compile(rows, Path(config.run_dir)))
     # The server returns at a signal; the others return only with an error.
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    compiling.cancel()
     try:
         for task in tasks:
             if task.done():
                 task.result()
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, compiling, return_exceptions=True)
     finally:
         if traces is not None:
             listener.close()
             traces.close()
+
+
+async def _compile(rows: EventRows, folder: Path) -> None:
+    """Give the code of events to `rows`; streams take the longer way until then."""
+    rows.library = await event_library.load(folder)
 
 
 if __name__ == "__main__":

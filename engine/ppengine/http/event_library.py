@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import logging
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -14,9 +18,8 @@ log = logging.getLogger("ppengine.http")
 
 SOURCE = Path(__file__).with_name("event_rows.c")
 COMPILERS = ("cc", "gcc", "clang")
-_COMPILER_S = 20
+COMPILER_S = 20.0
 _GROUPS_MOST = 64
-
 
 TEXT = struct.Struct("@PII")
 """Text of a token: the address and size of its JSON, with quotes, and its length in characters."""
@@ -56,7 +59,7 @@ class Result(ctypes.Structure):
     )  # fmt: skip
 
 
-def load(folder: Path) -> ctypes.PyDLL | None:
+async def load(folder: Path) -> ctypes.PyDLL | None:
     """Compile the code in `folder` and load it. Without it, which the log explains, events cost more.
 
     No file stays. Each process compiles its own in 0.1 s: a cache would be a file that another user may have written.
@@ -65,20 +68,40 @@ def load(folder: Path) -> ctypes.PyDLL | None:
     if compiler is None:
         log.info("no C compiler (%s) is on the PATH: streams cost more CPU", ", ".join(COMPILERS))
         return None
-    with tempfile.TemporaryDirectory(prefix="events-", dir=folder) as made:
-        target = f"{made}/events.so"
-        command = [compiler, "-O2", "-shared", "-fPIC", "-o", target, str(SOURCE)]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=_COMPILER_S, check=False)
-            if done.returncode:
-                raise OSError(done.stderr.decode(errors="replace").strip()[-300:] or f"exit code {done.returncode}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="events-", dir=folder, ignore_cleanup_errors=True) as made:
+            target = f"{made}/events.so"
+            await _run([compiler, "-O2", "-shared", "-fPIC", "-o", target, str(SOURCE)], Path(made))
             # It keeps Python's lock: a send takes some µs, and to wait for the lock takes up to 5 ms.
             library = ctypes.PyDLL(target)
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("%s made no code for events, so streams cost more CPU: %s", compiler, error)
-            return None
+    except OSError as error:
+        log.warning("%s made no code for events, so streams cost more CPU: %s", compiler, error)
+        return None
     library.send_events.restype = ctypes.c_uint32
     library.send_events.argtypes = [
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p
     ]  # fmt: skip
     return library
+
+
+async def _run(command: list[str], folder: Path) -> None:
+    """Run a compiler. Raises OSError if it fails or is late; then, or if this is cancelled, no process of it stays."""
+    with (
+        (folder / "errors").open("w+b") as errors,
+        # Of asyncio, it would leave the compiler's children if this is cancelled while it starts.
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        ) as process,
+    ):
+        try:
+            async with asyncio.timeout(COMPILER_S):
+                code = await asyncio.to_thread(process.wait)
+        except TimeoutError:
+            raise OSError(f"it took longer than {COMPILER_S} s") from None
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):  # It has ended just now.
+                    os.killpg(process.pid, signal.SIGKILL)
+        if code:
+            errors.seek(0)
+            raise OSError(errors.read().decode(errors="replace").strip()[-300:] or f"exit code {code}")

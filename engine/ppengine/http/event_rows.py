@@ -63,10 +63,11 @@ class EventRow:
 
 
 class EventRows:
-    """The rows of a process. Without the library it has none, and every event takes the longer way."""
+    """The rows of a process."""
 
     def __init__(self, library: ctypes.PyDLL | None = None) -> None:
-        self._library = library
+        self.library = library
+        """The code of `event_rows.c`. Without it there are no rows, and every event takes the longer way."""
         # Of ctypes: such memory is not touched before it is used, and has an address.
         self._rows = (ctypes.c_char * (ROW.size * ROWS_MOST))()
         self._texts = (ctypes.c_char * (TEXT.size * TEXTS_MOST))()
@@ -88,7 +89,7 @@ class EventRows:
         write: Callable[[bytes], None],
     ) -> EventRow | None:  # fmt: skip
         """Give a stream a row as soon as its transport has sent all; None without the library."""
-        if self._library is None:
+        if self.library is None:
             return None
         row = EventRow(self, stream, frame, call, transport, write)
         self._waiting.append(row)
@@ -146,7 +147,7 @@ class EventRows:
     def _send(
         self, rows: array[int], offsets: array[int], tokens: array[int], now: float, *, learn: bool = True
     ) -> list[int]:
-        assert self._library is not None, "without it there are no rows"
+        assert self.library is not None, "without it there are no rows"
         left, unknown, count, behind, out = list[int](), list[int](), len(rows), 0, self._result
         if len(self._lists[0]) < count:
             self._lists = array("I", bytes(4 * count)), array("I", bytes(4 * count))
@@ -156,7 +157,7 @@ class EventRows:
         message, result = ctypes.addressof(self._message), ctypes.addressof(out)
         rows_at, texts_at = ctypes.addressof(self._rows), ctypes.addressof(self._texts)
         while behind < count:
-            behind = self._library.send_events(rows_at, texts_at, TEXTS_MOST, message, behind, result)
+            behind = self.library.send_events(rows_at, texts_at, TEXTS_MOST, message, behind, result)
             left += self._lists[0][: out.left_count]
             unknown += self._lists[1][: out.unknown_count]
             for group in out.groups[: out.group_count]:
