@@ -7,10 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,8 @@ from engines import wait_until
 from http_world import TINY
 from ppengine.common.config import EngineConfig, Profile
 from ppengine.common.profile_sections import HttpConfig, ModelConfig
+from ppengine.http.__main__ import Server
+from ppengine.http.connection import server_config
 from trace_receiver import TraceReceiver
 
 Process = subprocess.Popen[str]
@@ -58,18 +61,22 @@ def health(port: int) -> int | None:
         connection.close()
 
 
-def interrupt_twice(made: Process) -> None:
-    made.send_signal(signal.SIGINT)
-    made.send_signal(signal.SIGINT)
-
-
-@pytest.mark.parametrize("stop", [Process.terminate, interrupt_twice], ids=["SIGTERM", "SIGINT twice"])
-def test_a_signal_ends_it_in_order(tmp_path: Path, stop: Callable[[Process], None]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_it_in_order(tmp_path: Path, number: int) -> None:
     with process(tmp_path) as (made, port), socket.create_connection(("127.0.0.1", port)) as client:
-        stop(made)
+        made.send_signal(number)
         _, words = made.communicate(timeout=30)
         assert made.returncode == 0 and "Traceback" not in words, words
         assert client.recv(1) == b""
+
+
+async def test_a_second_interrupt_waits_for_no_answer() -> None:
+    link: Any = None
+    app: Any = None
+    server = Server(server_config(app), link)
+    for number, forced in ((signal.SIGTERM, False), (signal.SIGTERM, False), (signal.SIGINT, True)):
+        server.handle_exit(number, None)
+        assert server.should_exit and server.force_exit is forced
 
 
 def test_spans_of_the_last_calls_are_exported_behind_a_signal(tmp_path: Path) -> None:
