@@ -493,6 +493,22 @@ async def test_a_process_without_descriptors_or_code_sends_by_the_long_way(monke
         world.end()
 
 
+async def test_streams_beyond_a_quarter_of_the_descriptors_take_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a process of 1,024 would refuse connections from 500 streams on."""
+    monkeypatch.setattr(event_rows.resource, "getrlimit", lambda which: (12, 4096))
+    rows = EventRows(LIBRARY[0], event_rows.most_rows())
+    first = World(link=FrontLink("x", "http0", lambda state: None, rows=rows), name="a")
+    worlds = [first, *(World(name=name, link=first.link) for name in "bcde")]
+    await asyncio.sleep(0)
+    for token in range(6):
+        for world in worlds:
+            world.hear(Piece(world.generations[0].followed.request, 0, token, [token + 20]))
+    assert [world.short for world in worlds] == [True, True, True, False, False]
+    for world in worlds:
+        assert texts(world.body) == "<20><21><22><23><24><25>"
+        world.end()
+
+
 async def test_a_failure_of_the_tokenizer_ends_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from ppengine.http.chat_renderer import ChatRenderer
 from ppengine.http.client_limits import ClientLimits
 from ppengine.http.client_stats import ClientStats
 from ppengine.http.connection import server_config
-from ppengine.http.event_rows import EventRows
+from ppengine.http.event_rows import EventRows, most_rows
 from ppengine.http.front_link import FrontLink
 from ppengine.http.key_limits import KeyLimits
 from ppengine.http.listener import listen
@@ -122,7 +122,7 @@ async def serve(config: EngineConfig, role: str, keys: ApiKeys, limits: KeyLimit
     stats = ClientStats(keys.limits)
     rules = ClientLimits(stats)
     traces = traces_of(config, role)
-    rows = EventRows()
+    rows = EventRows(most=most_rows())
     link = FrontLink(
         config.endpoint("front"), role, lambda state: rules.take(state.rules), http.stream_interval, traces, rows
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 from array import array
 from collections.abc import Callable, Iterable
 from itertools import repeat
@@ -25,6 +26,12 @@ ROWS_MOST = 8192
 """Streams that have a row at once; others take the longer way."""
 TEXTS_MOST = 2**18
 """Token ids with a text here; events of others take the longer way."""
+
+
+def most_rows() -> int:
+    """Return how many rows a process may have. Each takes a descriptor, and connections need most of them."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(ROWS_MOST, limit // 4)
 
 
 class Stream(Protocol):
@@ -65,7 +72,7 @@ class EventRow:
 class EventRows:
     """The rows of a process."""
 
-    def __init__(self, library: ctypes.PyDLL | None = None) -> None:
+    def __init__(self, library: ctypes.PyDLL | None = None, most: int = ROWS_MOST) -> None:
         self.library = library
         """The code of `event_rows.c`. Without it there are no rows, and every event takes the longer way."""
         # Of ctypes: such memory is not touched before it is used, and has an address.
@@ -75,7 +82,7 @@ class EventRows:
         """Texts in JSON, with their addresses."""
         self._message, self._result = event_library.Message(), event_library.Result()
         self._lists = array("I"), array("I")
-        self._free = list(range(ROWS_MOST - 1, -1, -1))
+        self._free = list(range(most - 1, -1, -1))
         self._numbers: dict[str, int] = {}
         """Rows by request."""
         self._owners: dict[int, EventRow] = {}
