@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from cli_helpers import Cli
 from fake_gateway import FakeGateway
+from settled import settled
+from textual import app, pilot, screen
 from textual.css.stylesheet import Stylesheet
 
 
@@ -28,6 +30,16 @@ def _parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parsed)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _waits_by_the_loop() -> Iterator[None]:
+    """Have pilots go on as soon as the event loop has nothing left to do, the next picture included."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(screen, "UPDATE_PERIOD", 1 / 500)
+        for module in (pilot, app):
+            patch.setattr(module, "wait_for_idle", settled)
         yield
 
 
