@@ -14,6 +14,8 @@ from triton.runtime import interpreter
 
 language = interpreter.tl
 core = language.core
+MOST_OPERANDS = 10_000
+"""Pairs of operands that are remembered."""
 
 
 def use() -> None:
@@ -27,6 +29,7 @@ def use() -> None:
     _compare_types_by_name()
     _unwrap_constants_alone()
     _pass_arguments_on()
+    _remember_operands()
 
 
 def _patch_language_once() -> None:
@@ -137,10 +140,50 @@ def _pass_arguments_on() -> None:
     """Call a function of the language with the arguments of the call, not with a copy of them."""
 
     def patch(where: Any, name: str, member: Callable[..., Any], builder: Any, scope: Any) -> None:
+        # A builtin looks for `_semantic`, and then calls what it wraps.
+        function = getattr(member, "__wrapped__", member) if core.is_builtin(member) else member
+
         def called(*arguments: Any, **named: Any) -> Any:
             named["_semantic"] = interpreter.interpreter_semantic
-            return member(*arguments, **named)
+            return function(*arguments, **named)
 
         scope.set_attr(where, name, called)
 
     interpreter._patch_attr = patch
+
+
+def _remember_operands() -> None:
+    """Keep the types that operands of two types get, and the tensors of numbers. To broadcast is left to numpy."""
+    semantic, known = interpreter.interpreter_semantic, dict[Any, Any]()
+    check, numbers = semantic.binary_op_type_checking_impl, (int, float, bool)
+
+    def kind(operand: Any) -> Any:
+        if type(operand) is core.tensor:
+            return operand.type.name
+        return (type(operand), operand) if type(operand) in numbers else None
+
+    def remembered(lhs: Any, rhs: Any, *options: Any) -> tuple[Any, Any]:
+        key = kind(lhs), kind(rhs), options
+        if key[0] is None or key[1] is None:
+            return check(lhs, rhs, *options)  # type: ignore[no-any-return]
+        if key not in known:
+            if len(known) > MOST_OPERANDS:
+                known.clear()
+            known[key] = [_plan(semantic, *pair) for pair in zip((lhs, rhs), check(lhs, rhs, *options), strict=True)]
+        left, right = known[key]
+        return left(lhs), right(rhs)
+
+    semantic.binary_op_type_checking_impl = remembered
+
+
+def _plan(semantic: Any, operand: Any, checked: Any) -> Callable[[Any], Any]:
+    """Return what makes an operand the `checked` one; its elements stay as few as they are."""
+    if operand is checked:
+        return lambda operand: operand
+    kind, scalar = checked.type, checked.type.scalar
+    if type(operand) is not core.tensor:
+        number = core.tensor(semantic.scalar_constant(operand, scalar).handle, kind)
+        return lambda _: number
+    if operand.type.scalar == scalar:
+        return lambda operand: core.tensor(operand.handle, kind)
+    return lambda operand: core.tensor(semantic.cast(operand, scalar).handle, kind)
