@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from triton.runtime import interpreter
 
 language = interpreter.tl
@@ -30,6 +31,7 @@ def use() -> None:
     _unwrap_constants_alone()
     _pass_arguments_on()
     _remember_operands()
+    _shift_bfloat16()
 
 
 def _patch_language_once() -> None:
@@ -187,3 +189,21 @@ def _plan(semantic: Any, operand: Any, checked: Any) -> Callable[[Any], Any]:
     if operand.type.scalar == scalar:
         return lambda operand: core.tensor(operand.handle, kind)
     return lambda operand: core.tensor(semantic.cast(operand, scalar).handle, kind)
+
+
+def _shift_bfloat16() -> None:
+    """Make bfloat16 of float32 and the other way round by a shift of 16 bits. The interpreter takes floats to pieces.
+
+    Subnormal numbers keep their value, as on a card; the interpreter spoils them.
+    """
+    handle, cast = interpreter.TensorHandle, interpreter.InterpreterBuilder.cast_impl
+
+    def shifted(self: Any, source: Any, target: Any) -> Any:
+        names = source.dtype.scalar.name, target.scalar.name
+        if names == ("bf16", "fp32"):
+            return handle((source.data.view(np.uint16).astype(np.uint32) << 16).view(np.float32), target.scalar)
+        if names == ("fp32", "bf16"):
+            return handle((source.data.view(np.uint32) >> 16).astype(np.uint16), target.scalar)
+        return cast(self, source, target)
+
+    interpreter.InterpreterBuilder.cast_impl = shifted

@@ -1,7 +1,8 @@
-"""Operands whose types are remembered give the bits of Triton's own interpreter."""
+"""Operands whose types are remembered, and shifted bfloat16, give the bits of Triton's own interpreter."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -48,3 +49,17 @@ def test_remembered_operands_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> N
     assert quick == results(), "now all of them are remembered"
     monkeypatch.delattr(interpreter.interpreter_semantic, "binary_op_type_checking_impl")
     assert quick == results()
+
+
+def test_shifts_are_conversions_of_bfloat16() -> None:
+    """Of all bfloat16, and back from float32 between them, which the interpreter cuts off."""
+    builder, halves = interpreter.interpreter_builder, np.arange(2**16, dtype=np.uint16)
+    whole = builder.cast_impl(interpreter.TensorHandle(halves, tl.bfloat16), tl.float32)
+    assert whole.data.tobytes() == torch.from_numpy(halves).view(torch.bfloat16).float().numpy().tobytes()
+    more = (whole.data.view(np.uint32) | 0xFFFF).view(np.float32)
+    for floats in (whole.data, more):
+        again = builder.cast_impl(interpreter.TensorHandle(floats, tl.float32), tl.bfloat16)
+        assert np.array_equal(again.data, halves)
+    usual = halves & 0x7F80 != 0
+    own = interpreter._convert_float(more, tl.float32, tl.bfloat16, None)
+    assert np.array_equal(own[usual], halves[usual]), "but for subnormal numbers"
