@@ -48,9 +48,12 @@ def _loaded() -> subprocess.Popen[str]:
 def main() -> None:
     """Fork a process for each order, and wait for it."""
     from ppkernels import gpu
+    from triton.runtime.cache import triton_key
 
     for module in pkgutil.walk_packages(gpu.__path__, "ppkernels.gpu."):
         importlib.import_module(module.name)
+    # Its compiler names results by a hash of all of Triton, half a second of a core, which it keeps.
+    triton_key()
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             os._exit(_run(json.loads(line)))
