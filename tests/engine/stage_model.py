@@ -84,6 +84,8 @@ class StageState:
     tables: dict[int, list[int]] = field(default_factory=dict)
     inputs: dict[int, dict[int, int]] = field(default_factory=dict)
     """By slot: input token at each position that a row has brought."""
+    chains: dict[int, list[int]] = field(default_factory=dict)
+    """By slot: content of each position up to some one, of its input tokens."""
 
 
 class StageModel:
@@ -134,12 +136,14 @@ class StageModel:
             del state.registered[slot]
             state.tables.pop(slot, None)
             state.inputs.pop(slot, None)
+            state.chains.pop(slot, None)
         for entry in step.register:
             if entry.slot in state.registered:
                 raise AssertionError(f"slot {entry.slot} is registered twice")
             state.registered[entry.slot] = entry
             state.tables[entry.slot] = []
             state.inputs[entry.slot] = dict(enumerate(entry.tokens))
+            state.chains[entry.slot] = []
         for slot, first, blocks in step.tables:
             table = state.tables[slot]
             if first > len(table):
@@ -220,27 +224,32 @@ class StageModel:
             if known != row.token:
                 raise WrongRead(f"step {step.number} gives {entry.request} another token at {row.start}")
         elif row.token == TOKEN_ON_DEVICE:
-            inputs[row.start] = self.on_device[row.slot][1]
+            token = self.on_device[row.slot][1]
+            if inputs.get(row.start) != token:
+                del state.chains[row.slot][row.start :]
+            inputs[row.start] = token
         elif row.token == TOKEN_REGISTERED and row.start + row.count > len(entry.tokens):
             raise WrongRead(f"step {step.number} reads tokens of {entry.request} that were never registered")
-        size, content = state.block_size, 0
-        for position in range(row.start + row.count):
-            content = chain(content, inputs[position])
-            block = self._of_row(state, table[position // size])
-            if position >= row.start:
-                block[position % size] = content
-            elif block[position % size] != content:
+        end, size, known = row.start + row.count, state.block_size, state.chains[row.slot]
+        for position in range(len(known), end):
+            known.append(chain(known[-1] if known else 0, inputs[position]))
+        for first in range(0, end, size):
+            block, held = self._of_row(state, table[first // size]), known[first : min(first + size, end)]
+            read = min(max(row.start - first, 0), len(held))
+            if block[:read] != held[:read]:
+                wrong = next(place for place in range(read) if block[place] != held[place])
                 raise WrongRead(
-                    f"step {step.number} stage {stage}: {entry.request} reads block {table[position // size]} at "
-                    f"position {position}, which holds something else"
+                    f"step {step.number} stage {stage}: {entry.request} reads block {table[first // size]} at "
+                    f"position {first + wrong}, which holds something else"
                 )
-            self.reads += 1
+            block[read : len(held)] = held[read:]
+        self.reads += end
         # What is beyond the row may be anything; a second row of the same step must not have been there before.
         if not row.sample:
             return None
         produced = row.start + row.count - entry.prompt_len
         stops = frozenset(entry.stop_token_ids)
-        token = pick(content, entry.seed, entry.sample, produced, stops, entry.min_tokens)
+        token = pick(known[end - 1] if end else 0, entry.seed, entry.sample, produced, stops, entry.min_tokens)
         return Sampled(row.slot, token)
 
     def lose(self, stage: int) -> None:

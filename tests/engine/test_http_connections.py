@@ -39,14 +39,14 @@ async def answer_to(port: int, data: bytes, size: int = 2**30) -> bytes:
     for at in range(0, len(data), size):
         writer.write(data[at : at + size])
         await asyncio.sleep(0)
-    received = b""
+    received = bytearray()
     try:
-        while part := await asyncio.wait_for(reader.read(4096), 60):
+        while part := await asyncio.wait_for(reader.read(2**16), 60):
             received += part
     except ConnectionResetError:
         pass  # It was closed with bytes of ours unread.
     writer.close()
-    return received
+    return bytes(received)
 
 
 @pytest.mark.parametrize(
