@@ -11,6 +11,10 @@ from ppengine.core.scheduler.cache_copies import CacheCopies
 from ppengine.core.scheduler.host_cache import HostCache
 from ppengine.core.scheduler.step_log import StepLog
 
+_PLACES = {
+    "waiting": 0, "swapped": 1, "held": 2, "running": 3, "loading": 3, "finding": 4, "fetching": 4, "finished": None,
+}  # fmt: skip
+"""The queue in which a request of each state is."""
 _FREE, _NULL, _CACHED, _USED, _SHARED = range(len(STATES))
 
 
@@ -134,36 +138,27 @@ def check_late_rows(scheduler: Scheduler) -> None:
 
 
 def _check_request(scheduler: Scheduler, request: Request) -> None:
-    queues, text = scheduler.queues, repr(request)
+    queues = scheduler.queues
     lines = (queues.waiting, queues.swapped, queues.held, queues.running, queues.aside)
     places = [request in queue for queue in lines]
     parked = request.leader is not None and request in request.leader.followers
-    expected = {
-        "waiting": [not parked, False, False, False, False],
-        "finding": [False, False, False, False, True],
-        "fetching": [False, False, False, False, True],
-        "swapped": [False, True, False, False, False],
-        "held": [False, False, True, False, False],
-        "running": [False, False, False, True, False],
-        "loading": [False, False, False, True, False],
-        "finished": [False] * 5,
-    }
-    assert places == expected[request.state], f"{text} is in the wrong queue: {places}"
-    assert request.queued == (request in queues.ready), f"{text} and the ready queue disagree"
+    place = None if parked and request.state == "waiting" else _PLACES[request.state]
+    assert places == [at == place for at in range(len(lines))], f"{request} is in the wrong queue: {places}"
+    assert request.queued == (request in queues.ready), f"{request} and the ready queue disagree"
     giving = request in queues.ready or request in queues.prefilling
-    assert not giving or (request.state == "running" and request.fence is None), f"{text} may not get tokens"
-    assert (request.fence is not None) == (request in scheduler.fences.leaving), f"{text} and its fence disagree"
-    assert request.fence is None or request.in_flight, f"{text} has a fence and nothing in flight"
+    assert not giving or (request.state == "running" and request.fence is None), f"{request} may not get tokens"
+    assert (request.fence is not None) == (request in scheduler.fences.leaving), f"{request} and its fence disagree"
+    assert request.fence is None or request.in_flight, f"{request} has a fence and nothing in flight"
     if request.state == "running" and request.fence is None:
         lacks_mask = request.constrained and request.mask is None
-        assert giving or request.in_flight or lacks_mask, f"{text} runs and will never get a token"
+        assert giving or request.in_flight or lacks_mask, f"{request} runs and will never get a token"
     if request.state == "loading" and request.fence is None:
         loads = scheduler.blocks.copies.loads if scheduler.blocks.copies is not None else {}
-        assert request.in_flight or request in loads, f"{text} loads nothing"
+        assert request.in_flight or request in loads, f"{request} loads nothing"
     if request.fetched:
-        assert request.state in ("waiting", "finding", "fetching"), f"{text} pins slots and will not start"
+        assert request.state in ("waiting", "finding", "fetching"), f"{request} pins slots and will not start"
     if request.state in ("waiting", "finding", "fetching", "swapped", "held"):
-        assert not request.blocks and not request.in_flight, f"{text} has device blocks or steps in flight"
+        assert not request.blocks and not request.in_flight, f"{request} has device blocks or steps in flight"
     if request.blocks:
-        assert len(request.blocks) >= scheduler.blocks.blocks_for(request.num_computed), f"{text} lacks blocks"
-        assert request.slot is not None, f"{text} has blocks and no slot"
+        assert len(request.blocks) >= scheduler.blocks.blocks_for(request.num_computed), f"{request} lacks blocks"
+        assert request.slot is not None, f"{request} has blocks and no slot"
