@@ -15,7 +15,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 import torch
@@ -181,6 +180,8 @@ def test_a_chat_is_rendered_as_the_core_renders_it(engine: Served, client: opena
 
 
 def test_responses_and_messages_are_the_same_chat(engine: Served, client: openai.OpenAI) -> None:
+    import anthropic  # It takes four seconds of a core, and one worker has this test.
+
     chat = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=STEPS, **GREEDY)
     text, asked = chat.choices[0].message.content, CHAT[0]["content"]
     more = {"model": "tiny", "input": asked, "max_output_tokens": STEPS, **GREEDY}
