@@ -16,7 +16,10 @@ SOON_S = 1 / 50
 
 
 async def settled(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
-    """Return once no task can go on, no thread works for one, and all timers that were soon due have run."""
+    """Return once no task can go on, no thread works for one, and all timers that were soon due have run.
+
+    Give up after `max_sleep` seconds, as Textual does: a task may never rest, and a thread be blocked.
+    """
     loop: Any = asyncio.get_running_loop()
     assert isinstance(loop, BaseEventLoop)
     begin = loop.time()
@@ -27,7 +30,7 @@ async def settled(min_sleep: float = 0.0, max_sleep: float = 1.0) -> None:
             continue
         now = loop.time()
         waits = [min(due, soon) - now for due in _due(loop) if due <= soon]
-        if now < soon and _works(loop._default_executor):
+        if _works(loop._default_executor):
             waits.append(0.001)
         if not waits:
             return
