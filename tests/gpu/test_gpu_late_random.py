@@ -272,6 +272,7 @@ def results(card: Any, program: list[Timed], *, late: bool, by_device: bool, gra
 # To shrink a failure would take longer than the time limit of a test.
 @settings(max_examples=25, deadline=None, phases=[Phase.reuse, Phase.generate], suppress_health_check=list(HealthCheck))
 @given(program=programs(), by_device=st.booleans(), graphs=st.booleans())
+@pytest.mark.timeout(600)  # It takes half a minute of a core, and unit tests give way to engines.
 def test_late_masks_change_no_result(program: list[Timed], by_device: bool, graphs: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         card = sampling_card(patch, (4, 8, 16))
