@@ -82,9 +82,19 @@ class ScriptedLink:
         default_factory=lambda: StateAnswer(nonce=0, state="serving", message="", max_model_len=4096, num_blocks=9)
     )
     silent: bool = False
+    later: StateAnswer | None = None
+    """State that a look finds."""
     outbox: Outbox = field(default_factory=Outbox)
     rows: EventRows = field(default_factory=EventRows)
     open_requests: int = 0
+
+    @property
+    def engine(self) -> ScriptedLink:
+        """The state of the engine."""
+        return self
+
+    async def confirm(self) -> None:
+        self.state = self.later or self.state
 
     async def submit(
         self, submissions: list[Submit], owner: str, client: str, arrived: float

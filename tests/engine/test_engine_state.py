@@ -61,6 +61,7 @@ async def test_a_probe_sees_a_loss_between_two_looks(monkeypatch: pytest.MonkeyP
 
 async def test_probes_share_a_question_and_wait_for_a_busy_core_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_state, "LOOK_S", 0.05)
+    monkeypatch.setattr(engine_state, "FRESH_S", 60.0)
     core = Core()
     state = EngineState(core.ask, lambda newest: None)
     core.answers.clear()
@@ -74,6 +75,28 @@ async def test_probes_share_a_question_and_wait_for_a_busy_core_a_while(monkeypa
     assert core.asked == 1 and state.newest is not None
     await asyncio.gather(*(state.look() for _ in range(9)))
     assert core.asked == 1, "the state is new"
+
+
+async def test_a_request_waits_for_a_state_that_others_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port is reported as serving once it is open, and its process may be late."""
+    monkeypatch.setattr(engine_state, "LOOK_S", 0.0)
+    monkeypatch.setattr(engine_state, "FRESH_S", 0.0)
+    core = Core()
+    state = EngineState(core.ask, lambda newest: None)
+    core.answers.clear()
+    core.state = "loading"
+    request = asyncio.create_task(state.confirm())
+    await asyncio.sleep(0.05)
+    assert not request.done(), "there is no state yet"
+    core.answers.set()
+    await asyncio.wait_for(request, 20)
+    assert state.newest is not None and state.newest.state == "loading"
+    monkeypatch.setattr(engine_state, "LOOK_S", 20.0)
+    core.state = "serving"
+    await state.confirm()
+    assert state.newest.state == "serving" and core.asked == 2
+    await state.confirm()
+    assert core.asked == 2, "an engine that serves is not asked for each request"
 
 
 async def test_a_core_is_silent_for_the_time_in_which_this_process_ran(monkeypatch: pytest.MonkeyPatch) -> None:

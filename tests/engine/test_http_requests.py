@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from http_world import ASK, served, world
 from ppengine.http import connection, front_link
@@ -220,3 +221,15 @@ async def test_an_answered_request_leaves_nothing_for_the_collector(path: bytes,
             assert not left
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_request_looks_at_the_state_again_before_it_is_refused(route: str) -> None:
+    body = {"prompt": "x"} if route == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    async with world("It rains.") as one:
+        serves = one.model.state
+        one.model.state = msgspec.structs.replace(serves, state="loading", message="stage 1 loads")
+        status, answer = await one.post(route, body)
+        assert status == 503 and "stage 1 loads" in answer["error"]["message"]
+        one.model.later = serves
+        assert (await one.post(route, body))[0] == 200

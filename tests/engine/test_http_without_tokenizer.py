@@ -37,7 +37,13 @@ def service(tmp_path: Path) -> Service:
             SimpleNamespace(counts=[0], request=one.request) for one in submissions
         ]
 
-    link: Any = SimpleNamespace(state=SimpleNamespace(state="serving"), silent=False, open_requests=0, submit=submit)
+    async def confirm() -> None:
+        """The state is the newest."""
+
+    link: Any = SimpleNamespace(
+        state=SimpleNamespace(state="serving"), silent=False, open_requests=0, submit=submit,
+        engine=SimpleNamespace(confirm=confirm),
+    )  # fmt: skip
     renderer: Any = None
     return Service(config, link, renderer, ClientLimits(ClientStats()), 10)
 

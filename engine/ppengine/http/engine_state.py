@@ -66,14 +66,27 @@ class EngineState:
             await asyncio.sleep(TICK_S)
             self._silence_s += min(time.monotonic() - begun, 2 * TICK_S)
 
-    async def look(self) -> None:
-        """Have a state that is at most `FRESH_S` old, if the core answers in time. Probes share one question."""
+    async def look(self, most_s: float | None = None) -> None:
+        """Have a state that is at most `FRESH_S` old, if the core answers within `most_s` (`LOOK_S`).
+
+        Probes share one question.
+        """
         if self._look is None or self._look.done():
             if time.monotonic() - self._at < FRESH_S:
                 return
             self._look = asyncio.ensure_future(self._take(0))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._look), LOOK_S)
+            await asyncio.wait_for(asyncio.shield(self._look), LOOK_S if most_s is None else most_s)
+
+    async def confirm(self) -> None:
+        """Look again if the engine does not seem to serve: others may have seen before this process that it does.
+
+        The first state is waited for longer, as a port that has just opened is reported as serving.
+        """
+        if self.newest is None:
+            await self.look(SILENT_S)
+        elif self.silent or self.newest.state == "loading":
+            await self.look()
 
     async def _take(self, wait_ms: int) -> None:
         self.newest = await self._ask(wait_ms)

@@ -97,7 +97,7 @@ class Service:
 
     async def complete(self, request: CompletionRequest, caller: Caller) -> tuple[str, list[Generation]]:
         """Begin the generations of a completion; return its id and one a prompt. Raises ApiError."""
-        self._check(request, caller)
+        await self._check(request, caller)
         prompts = request.prompts()
         if len(prompts) > PROMPTS_MOST:
             raise invalid(f"{len(prompts)} prompts; at most {PROMPTS_MOST} are taken", "prompt")
@@ -111,7 +111,7 @@ class Service:
         self, request: ChatRequest, caller: Caller, route: str = CHATS
     ) -> tuple[str, Generation, ReplyFactory]:
         """Begin the generation of a chat; return its id, the generation and its readers. Raises ApiError."""
-        self._check(request, caller)
+        await self._check(request, caller)
         functions, certain = request.functions(), certain_parser(request.tool_choice)
         if functions and certain is None and self.reply_form.tool_parser is None:
             text = "tools: this model's chat template has no form of tool calls that is known; see http.tool_parser"
@@ -158,13 +158,14 @@ class Service:
             text = f"model {name[:80]} is not served here; it is {' or '.join(self.models)}"
             raise ApiError(404, "not_found_error", text, param="model", code="model_not_found")
 
-    def _check(self, request: CommonFields, caller: Caller) -> None:
+    async def _check(self, request: CommonFields, caller: Caller) -> None:
         self.check_model(request.model)
         self._limits.check(caller.name)
         if request.stops():
             self.needs_tokenizer("stop", "use stop_token_ids")
         if request.bad_words:
             self.needs_tokenizer("bad_words", "use logit_bias")
+        await self.link.engine.confirm()
         state = self.link.state
         if state is None or self.link.silent:
             raise unavailable("the engine core does not answer; it may be restarting")
