@@ -52,7 +52,7 @@ def test_remembered_operands_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_shifts_are_conversions_of_bfloat16() -> None:
-    """Of all bfloat16, and back from float32 between them, which the interpreter cuts off."""
+    """Convert each bfloat16, and round down floats between two of them, as the interpreter does."""
     builder, halves = interpreter.interpreter_builder, np.arange(2**16, dtype=np.uint16)
     whole = builder.cast_impl(interpreter.TensorHandle(halves, tl.bfloat16), tl.float32)
     assert whole.data.tobytes() == torch.from_numpy(halves).view(torch.bfloat16).float().numpy().tobytes()

@@ -1,6 +1,7 @@
 /* Events of single tokens: a message of the core has one for each of hundreds of streams, on as many connections.
    Nothing of a stream is in the processor's caches when its token comes. Here a stream is one line of them, and the
-   lines of the next streams are fetched while the kernel sends. `event_rows.py` has the same structures. */
+   lines of the next streams are fetched while the kernel sends. `event_library.py` has the same structures,
+   and gives GROUPS_MOST. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +10,6 @@
 
 enum {
     CHUNK_MOST = 4096, /* bytes of a chunk without its size */
-    GROUPS_MOST = 64,
     AHEAD = 4, /* streams that are fetched before their turn */
     LINE = 64,
 };
@@ -89,7 +89,7 @@ static char *write_size(char *end, uint32_t size) {
     return end;
 }
 
-static char *write(char *end, const char *bytes, uint32_t size) {
+static char *append(char *end, const char *bytes, uint32_t size) {
     memcpy(end, bytes, size);
     return end + size;
 }
@@ -120,9 +120,9 @@ uint32_t send_events(
         char *end = chunk;
         if (counted) {
             end = write_size(end, size - 2);
-            end = write(end, to->head, to->head_size);
-            end = write(end, spoken->bytes, spoken->size);
-            end = write(end, to->tail, to->tail_size);
+            end = append(end, to->head, to->head_size);
+            end = append(end, spoken->bytes, spoken->size);
+            end = append(end, to->tail, to->tail_size);
             sent = send(to->descriptor, chunk, end - chunk, MSG_DONTWAIT | MSG_NOSIGNAL);
         }
         if (sent <= 0) {

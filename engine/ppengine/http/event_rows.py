@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 import os
 import resource
 from array import array
@@ -46,6 +47,14 @@ class Stream(Protocol):
         ...
 
 
+class _Table:
+    """Memory with an address. Pages that are not used take none."""
+
+    def __init__(self, size: int) -> None:
+        self.memory = mmap.mmap(-1, size)
+        self.at = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+
 class EventRow:
     """One stream, from its creation until it settles. Its row begins once nothing waits in its transport."""
 
@@ -75,9 +84,7 @@ class EventRows:
     def __init__(self, library: ctypes.PyDLL | None = None, most: int = ROWS_MOST) -> None:
         self.library = library
         """The code of `event_rows.c`. Without it there are no rows, and every event takes the longer way."""
-        # Of ctypes: such memory is not touched before it is used, and has an address.
-        self._rows = (ctypes.c_char * (ROW.size * ROWS_MOST))()
-        self._texts = (ctypes.c_char * (TEXT.size * TEXTS_MOST))()
+        self._rows, self._texts = _Table(ROW.size * ROWS_MOST), _Table(TEXT.size * TEXTS_MOST)
         self._spoken: dict[bytes, int] = {}
         """Texts in JSON, with their addresses."""
         self._message, self._result = event_library.Message(), event_library.Result()
@@ -88,8 +95,8 @@ class EventRows:
         self._owners: dict[int, EventRow] = {}
         self._waiting: list[EventRow] = []
         """Streams that will have a row."""
-        self._clients: dict[Client, int] = {}
-        self._names: list[Client] = []
+        self._clients: list[Client] = []
+        self._client_numbers: dict[Client, int] = {}
 
     def add(
         self, stream: Stream, frame: tuple[bytes, bytes], call: Call, transport: asyncio.WriteTransport,
@@ -114,7 +121,7 @@ class EventRows:
 
     def end(self, owner: EventRow, number: int) -> None:
         """End a row; its owner gets its counts."""
-        at, *_, known, characters, descriptor, _ = ROW.unpack_from(self._rows, number * ROW.size)
+        at, *_, known, characters, descriptor, _ = ROW.unpack_from(self._rows.memory, number * ROW.size)
         stream = owner.stream
         del self._numbers[stream.followed.request], self._owners[number]
         self._free.append(number)
@@ -138,18 +145,18 @@ class EventRows:
         one.number = number = self._free.pop()
         stream, (head, tail) = one.stream, one.frame
         ROW.pack_into(
-            self._rows, number * ROW.size, one.call.times[stream.first], address_of(head), address_of(tail), len(head),
-            len(tail), one.begun, 0, descriptor, self._client(one.call.client),
+            self._rows.memory, number * ROW.size, one.call.times[stream.first], address_of(head), address_of(tail),
+            len(head), len(tail), one.begun, 0, descriptor, self._client(one.call.client),
         )  # fmt: skip
         self._numbers[stream.followed.request] = number
         self._owners[number] = one
         return True
 
     def _client(self, client: Client) -> int:
-        if client not in self._clients:
-            self._clients[client] = len(self._names)
-            self._names.append(client)
-        return self._clients[client]
+        if client not in self._client_numbers:
+            self._client_numbers[client] = len(self._clients)
+            self._clients.append(client)
+        return self._client_numbers[client]
 
     def _send(
         self, rows: array[int], offsets: array[int], tokens: array[int], now: float, *, learn: bool = True
@@ -162,13 +169,12 @@ class EventRows:
         self._message.rows, self._message.offsets = rows.buffer_info()[0], offsets.buffer_info()[0]
         self._message.tokens, self._message.count, self._message.now = tokens.buffer_info()[0], count, now
         message, result = ctypes.addressof(self._message), ctypes.addressof(out)
-        rows_at, texts_at = ctypes.addressof(self._rows), ctypes.addressof(self._texts)
         while behind < count:
-            behind = self.library.send_events(rows_at, texts_at, TEXTS_MOST, message, behind, result)
+            behind = self.library.send_events(self._rows.at, self._texts.at, TEXTS_MOST, message, behind, result)
             left += self._lists[0][: out.left_count]
             unknown += self._lists[1][: out.unknown_count]
             for group in out.groups[: out.group_count]:
-                self._names[group.client].add_later(group.at, group.count, now)
+                self._clients[group.client].add_later(group.at, group.count, now)
             if out.sent:
                 self._send_rest(self._owners[rows[behind - 1]], tokens[behind - 1], out.sent)
         if unknown and learn:
@@ -188,7 +194,7 @@ class EventRows:
             json, characters = known
             if json not in self._spoken:
                 self._spoken[json] = address_of(json)
-            TEXT.pack_into(self._texts, token * TEXT.size, self._spoken[json], len(json), characters)
+            TEXT.pack_into(self._texts.memory, token * TEXT.size, self._spoken[json], len(json), characters)
 
     def _send_rest(self, owner: EventRow, token: int, sent: int) -> None:
         """Leave the rest of an event to the transport, and later events with it: the client does not read."""

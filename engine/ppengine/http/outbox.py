@@ -28,18 +28,18 @@ class Writer(Protocol):
 class Outbox:
     """Writes bytes at once, or at the end of a `with` block that is open."""
 
-    __slots__ = ("_collects", "waiting")
+    __slots__ = ("_collects", "_waiting")
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[asyncio.WriteTransport, bytes, Writer]] = []
-        """Bytes in the order in which they are written; in a `with` block, any part may add some."""
+        self._waiting: list[tuple[asyncio.WriteTransport, bytes, Writer]] = []
+        """Bytes in the order in which they are written."""
         self._collects = False
 
     def write(self, transport: asyncio.WriteTransport, data: bytes, writer: Writer) -> None:
         """Write bytes of `writer`; those for a connection that is closed are dropped."""
-        if self.waiting and self.waiting[-1][0] is transport and len(self.waiting[-1][1]) < JOINED_MOST:
-            data = self.waiting.pop()[1] + data
-        self.waiting.append((transport, data, writer))
+        if self._waiting and self._waiting[-1][0] is transport and len(self._waiting[-1][1]) < JOINED_MOST:
+            data = self._waiting.pop()[1] + data
+        self._waiting.append((transport, data, writer))
         if not self._collects:
             self._flush()
 
@@ -51,7 +51,7 @@ class Outbox:
         self._flush()
 
     def _flush(self) -> None:
-        for transport, data, writer in self.waiting:
+        for transport, data, writer in self._waiting:
             if transport.is_closing():
                 continue  # The client has left; uvicorn reports that in a later turn of the loop.
             try:
@@ -63,4 +63,4 @@ class Outbox:
                 continue
             if transport.get_write_buffer_size() > BUFFER_MOST:
                 writer.fill()
-        self.waiting.clear()
+        self._waiting.clear()

@@ -42,8 +42,7 @@ class TakesForeign(msgspec.StructMeta):
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         """Return an instance. Raises ValueError with the reason."""
-        foreign_names = () if OF_SAMPLING.keys().isdisjoint(given) else OF_SAMPLING.keys() & given.keys()
-        for name in foreign_names:
+        for name in OF_SAMPLING.keys() & given.keys():
             value, foreign = given.pop(name), OF_SAMPLING[name]
             neutral = value is None or value in foreign.taken or (name == "best_of" and value == given.get("n", 1))
             if not neutral:
